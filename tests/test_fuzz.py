@@ -28,9 +28,9 @@ from nofuss.model.saved import model_digest
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
 from nofuss.run.proxies import load_proxies
-from nofuss.search.open import open_search
 from nofuss.search.page.server import build_app
 from nofuss.search.page.state import open_state
+from nofuss.search.search import open_search
 from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from tests.tiny_run import draw

@@ -56,8 +56,7 @@ def main(
     # here, so that --help does not load torch
     from nofuss.run.directory import Run
     from nofuss.search.filter import FilterError, parse_filter
-    from nofuss.search.open import open_search
-    from nofuss.search.search import averaged_by, search_all
+    from nofuss.search.search import averaged_by, open_search, search_all
 
     opened = open_search(Run.open(run), index)
     encoder, searched = opened.encoder, opened.index

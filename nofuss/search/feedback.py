@@ -31,7 +31,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -44,8 +44,7 @@ from nofuss.files import append_lines, csv_text, read_lines
 from nofuss.ranking.neighbours import nearest
 from nofuss.run.proxies import sample_by_class
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import Item
-from nofuss.search.search import codes_of
+from nofuss.search.index import Index, Item
 
 FILE = "feedback.jsonl"
 PICTURE = "picture "
@@ -81,6 +80,7 @@ class Mark(NamedTuple):
 
 
 Said = Mark | Correction
+_Index = TypeVar("_Index", Index, FolderIndex)
 
 
 # ---- the file
@@ -188,9 +188,11 @@ class Pairs(NamedTuple):
         )
 
 
-def corrected(index: FolderIndex, feedback: Feedback) -> FolderIndex:
+def corrected(index: _Index, feedback: Feedback) -> _Index:
     """Return the index with the labels that are corrected; those on disk stay as they are."""
-    return index.with_labels(feedback.labels(index))
+    if isinstance(index, FolderIndex):
+        return index.with_labels(feedback.labels(index))
+    return index  # in a database none are
 
 
 def learned(index: FolderIndex, feedback: Feedback, *, history: tuple[int, ...]) -> FolderIndex:
@@ -264,7 +266,7 @@ def compared(before: FolderIndex, after: FolderIndex, pairs: Pairs) -> dict[str,
 
     Whether it helps elsewhere is not for the marked items to say. None where there is none.
     """
-    codes = codes_of(before.labels)
+    codes = before.codes
     marked = np.unique(codes[torch.cat([pairs.first, pairs.second]).numpy()])
     rows = np.flatnonzero((codes >= 0) & ~np.isin(codes, marked))
     rows = rows[sample_by_class(codes[rows], items=SCORED)]

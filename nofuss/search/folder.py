@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import filelock
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from nofuss.data.columns import Column, Type, Value, as_column, cells_of
@@ -47,6 +48,8 @@ from nofuss.search.index import (
     first_drawn,
     is_value,
     key_of,
+    number_of,
+    vectors_of,
 )
 
 PYTHON = "Python"
@@ -128,6 +131,21 @@ class FolderIndex:
         return self._once("labels", lambda: [item.label for item in self._items])
 
     @property
+    def classes(self) -> list[str]:
+        """Different labels, sorted."""
+        return self._once("classes", lambda: sorted({c for c in self.labels if c is not None}))
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """(N,) the place of each label in `classes`; −1 for none."""
+
+        def find() -> NDArray[np.int64]:
+            place: dict[str | None, int] = {label: i for i, label in enumerate(self.classes)}
+            return np.array([place.get(label, -1) for label in self.labels], np.int64)
+
+        return self._once("codes", find)
+
+    @property
     def base(self) -> Tensor:
         """(N, D) unit, by the model as it was trained."""
         if self._new:
@@ -185,7 +203,7 @@ class FolderIndex:
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
         """Return the names of the `count` items that are drawn first, in the order of the items."""
         keys = self._once(
-            "numbers", lambda: np.array([int(key_of(name), 16) for name in self._rows], np.uint64)
+            "numbers", lambda: np.array([number_of(name) for name in self._rows], np.uint64)
         )
         # Unsigned numbers go round at 2**64; the last 63 bits do at 2**63.
         place = (keys - np.uint64(first_drawn(seed))) & np.uint64(2**63 - 1)
@@ -193,8 +211,7 @@ class FolderIndex:
 
     def put(self, items: Sequence[Item]) -> None:
         """Write items, replacing those of the same name; without a vector, the former one stays."""
-        given = [item.vector for item in items if item.vector is not None]
-        x = self._unit(torch.stack(given)) if given else torch.empty(0, self.about.dim)
+        x = self._unit(vectors_of(items, self.about.dim))
         self._put(items, x, [item.vector is not None for item in items])
 
     def _put(self, items: Sequence[Item], x: Tensor, is_given: Sequence[bool]) -> None:
@@ -278,7 +295,7 @@ class FolderIndex:
         """Return a copy in which some items have other labels; it is not to be written."""
         if not labels:
             return self
-        index = self._copy("labels", f"column {LABEL}")
+        index = self._copy("labels", "classes", "codes", f"column {LABEL}")
         for name, label in labels.items():
             row = self._rows[name]
             index._items[row] = self._items[row]._replace(label=label)
@@ -323,12 +340,9 @@ class FolderIndex:
 
     def _contents(self) -> dict[str, bytes | None]:
         """Return the items as the contents of files."""
-        classes = sorted({label for label in self.labels if label is not None})
-        code = {label: i for i, label in enumerate(classes)}
-        codes = [-1 if label is None else code[label] for label in self.labels]
         items = {
             "names": self.names,
-            "classes": classes,
+            "classes": self.classes,
             "columns": {
                 name: [item.columns.get(name) for item in self._items]
                 for name in self.about.types
@@ -344,9 +358,8 @@ class FolderIndex:
         if known:
             rows = torch.tensor(list(known))
             features = tensor_bytes({"features": torch.stack([*known.values()]), "rows": rows})
-        vectors = {"vectors": self.base, "labels": torch.tensor(codes, dtype=torch.int64)}
         return {
-            "vectors": tensor_bytes(vectors),
+            "vectors": tensor_bytes({"vectors": self.base, "labels": self.codes}),
             "items": json.dumps(items).encode(),  # escaped: names may hold bytes that are no UTF-8
             "features": features,
         }
@@ -372,17 +385,22 @@ class FolderIndex:
         return cls.open(folder, model_digest(folder.parent / "model") if is_of_run else "")
 
     @classmethod
-    def open(cls, folder: Path, model: str) -> "FolderIndex":
-        """Open what is in force for a model in a folder; RunError where there is none."""
-        index = read_in_force(folder, model, lambda manifest: cls._read(folder, manifest))
-        if index is None:
-            others = any(folder.glob("*.json"))
-            why = "the one there is of another model" if others else "nothing is there"
-            raise RunError(f"no index in {folder} ({why}); make one: nofuss index RUN DIR")
-        return index
+    def open(cls, folder: Path, model: str, dim: int = 0, *, create: bool = False) -> "FolderIndex":
+        """Open what is in force for a model in a folder; RunError where there is none.
+
+        dim: what the model gives, if known. create: return an empty index where there is none.
+        """
+        index = read_in_force(folder, model, lambda manifest: cls._read(folder, manifest, dim))
+        if index is not None:
+            return index
+        if create:
+            return cls(About(model, dim), folder)
+        others = any(folder.glob("*.json"))
+        why = "the one there is of another model" if others else "nothing is there"
+        raise RunError(f"no index in {folder} ({why}); make one: nofuss index RUN DIR")
 
     @classmethod
-    def _read(cls, folder: Path, manifest: Manifest) -> "FolderIndex":
+    def _read(cls, folder: Path, manifest: Manifest, dim: int) -> "FolderIndex":
         """Return what the files of a manifest hold; any error means that they are damaged."""
         items = read_bytes(manifest.checked(folder, "items"), limit=memory() // _PARSED)
         stored = parse_json(items)
@@ -396,7 +414,7 @@ class FolderIndex:
             features, rows = tensors["features"], tensors["rows"]
         origins = [None if origin is None else Origin(*origin) for origin in stored["origins"]]
         are_sound = {
-            "model": about.model == manifest.model,
+            "model": about.model == manifest.model and dim in (0, about.dim),
             "names": _are_unique_strings(names),
             "classes": _are_unique_strings(classes),
             "origins": all(type(part) is str for origin in origins for part in origin or ()),

@@ -6,7 +6,7 @@ FILE#ROW for an item of a file that holds many.
 """
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, get_args
@@ -155,22 +155,27 @@ class Index(Protocol):
         """Disconnect."""
 
 
-def key_of(name: str) -> str:
-    """Return an item's key, 63 bits of a digest of its name in 16 hexadecimal digits.
+def number_of(name: str) -> int:
+    """Return an item's number, 63 bits of a digest of its name.
 
     The chance that any two of a million items share one is 1 in 18 million; of a billion, 5%.
     """
-    return f"{int(digest(name.encode('utf-8', 'surrogateescape'))[:16], 16) >> 1:016x}"
+    return int(digest(name.encode("utf-8", "surrogateescape"))[:16], 16) >> 1
+
+
+def key_of(name: str) -> str:
+    """Return an item's key: its number in 16 hexadecimal digits."""
+    return f"{number_of(name):016x}"
 
 
 def draw(name: str, seed: int = 0) -> float:
     """Return when an item is drawn, from 0 to 1: those that come first are a random sample."""
-    return (int(key_of(name), 16) - first_drawn(seed)) % 2**63 / 2**63
+    return (number_of(name) - first_drawn(seed)) % 2**63 / 2**63
 
 
 @cache
 def first_drawn(seed: int) -> int:
-    """Return the key that is drawn first; the next ones follow, and after the last the first."""
+    """Return the number that is drawn first; the next ones follow, after the last the first."""
     return int(np.random.default_rng(seed).integers(2**63))
 
 
@@ -184,6 +189,12 @@ def is_value(value: object, kind: Type | None) -> bool:
         case "text" | "date":
             return type(value) is str
     return False
+
+
+def vectors_of(items: Iterable[Item], dim: int) -> Tensor:
+    """Return the vectors (N, dim) of those items that have one."""
+    found = [vector for item in items if (vector := item.vector) is not None]
+    return torch.stack(found) if found else torch.empty(0, dim)
 
 
 def are_unit(vectors: Tensor) -> bool:

@@ -20,21 +20,67 @@ from PIL import Image
 from torch import Tensor
 
 from nofuss.data.columns import Value
-from nofuss.errors import RunError
+from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import normalize
-from nofuss.model.encoder import Encoder
+from nofuss.model.encoder import Encoder, load
 from nofuss.model.manifest import mapped
+from nofuss.model.saved import model_digest
 from nofuss.ranking.neighbours import SIZE, query_blocks, vicinity_of
 from nofuss.ranking.open_set import Match
 from nofuss.ranking.rerank import NEIGHBOURS, Rerank, reordered
+from nofuss.run.directory import Run
+from nofuss.search.engines import open_engine
+from nofuss.search.feedback import Feedback, corrected, read_feedback
 from nofuss.search.filter import Condition
-from nofuss.search.index import About, Hits, Index, Item
+from nofuss.search.folder import FolderIndex
+from nofuss.search.index import About, Hits, Index, Item, vectors_of
 from nofuss.search.verdict import Query, Verdict, judged, queries_of
 
 VOTERS = 10
 """Neighbours that say which class a picture most likely is of."""
 RERANK = "rerank"
 """Key of what training keeps with the model."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """An index, the model whose vectors it holds, and what people said of both."""
+
+    encoder: Encoder
+    """As it was trained."""
+    stored: Index
+    """As it is kept, with the map in force that feedback taught."""
+    feedback: Feedback
+    """None in a database."""
+
+    @property
+    def index(self) -> Index:
+        """The index with the labels that are corrected."""
+        return corrected(self.stored, self.feedback)
+
+
+def open_search(run: Run, url: str | None = None) -> Searched:
+    """Open a run's model with what `nofuss search` and the page search in.
+
+    That is the run's own index, which holds the trained pictures from the beginning and what
+    `nofuss index` added, or the one in the database at a URL. The data are never opened for it.
+    """
+    encoder = load(run.path, feedback=False)
+    index: Index
+    try:
+        if url is None:
+            index = FolderIndex.open(run.index, encoder.digest, encoder.dim)
+        else:
+            index = open_engine(url, flag="--index", wanted=About(encoder.digest, encoder.dim))
+    except RunError:
+        if model_digest(run.model) == encoder.digest:
+            raise
+        return open_search(run, url)  # another command has just replaced the model
+    if not index.count():
+        index.close()
+        cure = f"{command('nofuss', 'index', run.path)} DIR{' --to URL' if url else ''}"
+        raise DataError(f"the index in {index.place} is empty; add pictures: {cure}")
+    return Searched(encoder, index, Feedback() if url else read_feedback(run.path))
 
 
 @dataclass(frozen=True)
@@ -154,7 +200,7 @@ def _reranked(
 ) -> list[Hits]:
     """Return the hits of each query (Q, D) in their new order; those beyond the vicinity stay."""
     place = {name: at for at, name in enumerate(items)}
-    vectors = torch.stack([v for item in items.values() if (v := item.vector) is not None])
+    vectors = vectors_of(items.values(), queries.shape[1])
     rows = torch.full((len(hits), min(SIZE, max(len(each.names) for each in hits))), -1)
     for i, each in enumerate(hits):  # −1 where a query has fewer items
         near = [place.get(name, -1) for name in each.names[: rows.shape[1]]]
@@ -175,12 +221,6 @@ def _vote(hits: Sequence[Hit], match: Match) -> Vote | None:
         return None
     label, count = votes.most_common(1)[0]  # of equal counts the first met
     return Vote(label, count, len(labels))
-
-
-def codes_of(labels: Sequence[str | None]) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return a number for each label, in the order of the sorted labels; −1 for none."""
-    place = {name: i for i, name in enumerate(sorted({c for c in labels if c is not None}))}
-    return np.array([-1 if label is None else place[label] for label in labels], np.int64)
 
 
 def averaged_by(about: About, encoder: Encoder) -> int:

@@ -20,9 +20,9 @@ import numpy as np
 import torch
 
 from nofuss.config import is_named_data
+from nofuss.data import corrections
 from nofuss.data.collection import Collection, printable
 from nofuss.data.columns import cells_of
-from nofuss.data.corrections import corrected
 from nofuss.data.items import content_keys
 from nofuss.data.open import open_any
 from nofuss.data.readers.benchmarks import layout_of
@@ -37,16 +37,15 @@ from nofuss.data.triplets import NO_LABEL
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
 from nofuss.model.encoder import Encoded, Encoder, check_fits, load
-from nofuss.model.manifest import clear, manifest_file
+from nofuss.model.manifest import clear
 from nofuss.model.onnx import accelerate
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import nearest
 from nofuss.run.directory import Run
 from nofuss.search.engines import open_engine
-from nofuss.search.feedback import read_feedback
+from nofuss.search.feedback import corrected, read_feedback
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import BUILT_IN, About, Index, Item, Origin
-from nofuss.search.open import Searched
+from nofuss.search.index import BUILT_IN, About, Index, Item, Origin, vectors_of
 from nofuss.search.verdict import calibrated, with_features
 
 log = logging.getLogger("nofuss")
@@ -102,7 +101,7 @@ def update_index(
         if to is None:
             index: Index = _own_index(run, wanted)
         else:
-            index = open_engine(to, flag="--to", wanted=wanted, create=not remove)
+            index = open_engine(to, flag="--to", wanted=wanted, writes=True, create=not remove)
         with closing(index):
             if remove:
                 changes = _remove(index, data or run.config.data)
@@ -110,7 +109,7 @@ def update_index(
                 data = data or run.own_data
                 changes = _update(index, encoder, _open(run, data, encoder), data, progress)
             with working(progress, f"completing the index in {index.place}"):
-                shown = Searched(encoder, index, read_feedback(path)).index
+                shown = corrected(index, read_feedback(path))
                 index.commit(calibrated(shown, encoder))
             log.info(f"{changes.describe()}: {index.count():,} items in {index.place}")
             if to is not None:
@@ -127,9 +126,7 @@ def update_index(
 
 def _own_index(run: Run, wanted: About) -> FolderIndex:
     """Return the run's index as it is, or an empty one where there is none of this model."""
-    index = FolderIndex(wanted, run.index)
-    if manifest_file(run.index, wanted.model).is_file():
-        index = FolderIndex.open(run.index, wanted.model)
+    index = FolderIndex.open(run.index, wanted.model, wanted.dim, create=True)
     if not processes.first():  # all processes hold the same, the first one writes it
         index.folder = None
     return index
@@ -214,7 +211,7 @@ def items_of(collection: Collection, path: Path | None) -> list[Item]:
 def _open(run: Run, data: Path | None, encoder: Encoder) -> Collection:
     collection = open_items(data, labelling_of(run.config))
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
-        collection = corrected(collection, run.corrections)
+        collection = corrections.corrected(collection, run.corrections)
     check_fits(collection, encoder.embedder.backbone)
     log.info(collection.describe())
     for note in collection.notes:
@@ -367,16 +364,13 @@ def recall(index: Index, *, queries: int = QUERIES, k: int = K) -> float:
     items = index.get(index.sample(queries, seed=1), vectors=True)
     if not items:
         return 1.0
-    q, every = _vectors(items), index.items(vectors=True)
+    q, every = vectors_of(items, index.about.dim), index.items(vectors=True)
     best = torch.empty(len(q), 0)
     while some := list(islice(every, _READ)):
-        best = torch.cat([best, nearest(q, _vectors(some), k)[0]], 1).sort(1).values[:, :k]
+        near = nearest(q, vectors_of(some, q.shape[1]), k)[0]
+        best = torch.cat([best, near], 1).sort(1).values[:, :k]
     hits = index.search(q, best.shape[1])
     # Squared, because rounding is of squares: near 0 it is large in a distance.
     limit = best[:, -1].square() + 1e-6
-    near = [sum(d * d <= far for d in hit.distances) for hit, far in zip(hits, limit, strict=True)]
-    return float(sum(near)) / best.numel()
-
-
-def _vectors(items: Sequence[Item]) -> torch.Tensor:
-    return torch.stack([item.vector for item in items if item.vector is not None])
+    found = [sum(d * d <= far for d in hit.distances) for hit, far in zip(hits, limit, strict=True)]
+    return float(sum(found)) / best.numel()

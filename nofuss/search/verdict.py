@@ -33,7 +33,7 @@ from nofuss.ranking.open_set import (
     quantiles,
 )
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import SAMPLED, About, Index, Item, draw
+from nofuss.search.index import SAMPLED, About, Index, Item, draw, vectors_of
 
 STRANGERS = "strangers"
 """Key of what training keeps of them with the model."""
@@ -207,5 +207,4 @@ def _features(sample: Sequence[Item]) -> tuple[Tensor, Tensor]:
 
 
 def _vectors(items: Iterable[Item], index: Index) -> Tensor:
-    found = [v for item in items if (v := item.vector) is not None]
-    return mapped(torch.stack(found), index.matrix) if found else torch.empty(0, index.about.dim)
+    return mapped(vectors_of(items, index.about.dim), index.matrix)

@@ -26,11 +26,11 @@ from nofuss.cli import main
 from nofuss.errors import EngineError, RunError
 from nofuss.geometry import normalize
 from nofuss.model.saved import model_digest
-from nofuss.search.engines import number_of, open_engine
+from nofuss.search.engines import open_engine
 from nofuss.search.engines.url import read_url
 from nofuss.search.filter import Condition, parse_filter
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import About, Index, Item, Origin, key_of
+from nofuss.search.index import About, Index, Item, Origin, key_of, number_of
 from nofuss.search.update import recall
 from tests.search.serving import serving
 from tests.search.test_filter import COLUMNS, LABELS, TYPES, conditions
@@ -320,8 +320,6 @@ def test_a_process_that_knows_less_leaves_the_others_sources_alone(url: str) -> 
 
 def test_several_commands_write_one_index_at_once(url: str, run: Path, tmp_path: Path) -> None:
     """Parts of the data, each by a process of its own: the union is complete."""
-    if url.endswith(".db"):
-        pytest.skip("a file is opened by one process at a time")
     parts, expected = [], set[str]()
     for part in range(4):
         folder = tmp_path / f"part{part}" / "class"

@@ -4,8 +4,9 @@ import pytest
 
 from nofuss.cli import main
 from nofuss.errors import EngineError, UsageError
-from nofuss.search.engines import from_utf8, number_of, to_utf8
+from nofuss.search.engines import from_utf8, to_utf8
 from nofuss.search.engines.url import read_url
+from nofuss.search.index import number_of
 
 
 @pytest.mark.parametrize(

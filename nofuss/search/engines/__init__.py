@@ -26,7 +26,17 @@ from nofuss.files import parse_json
 from nofuss.model.manifest import WrongFormatError
 from nofuss.search.engines.url import Url, read_url
 from nofuss.search.filter import LABEL
-from nofuss.search.index import About, Hits, Index, Item, Origin, are_unit, is_value, key_of
+from nofuss.search.index import (
+    About,
+    Hits,
+    Index,
+    Item,
+    Origin,
+    are_unit,
+    first_drawn,
+    is_value,
+    number_of,
+)
 
 ANSWER_SECONDS = 8.0
 """How long a database may take to answer; the page answers within ten."""
@@ -34,14 +44,18 @@ ABOUT_SECONDS = 10.0
 """How long what was read of a whole index is believed: others may add columns."""
 PAGE, PAGE_WITH_VECTORS = 10_000, 2_000
 """Most items in one query; Milvus allows 16,384."""
-FIELDS = ("id", "name", "label", "source", "digest", "columns")
+NAMES = ("id", "name")
+FIELDS = (*NAMES, "label", "source", "digest", "columns")
 """What a database holds of an item, besides its vectors."""
 ALL_FIELDS = (*FIELDS, "embedding", "features")
+LAST = 2**63 - 1
+"""The largest number of an item."""
 EF_SEARCH = 100
 """Candidates of a search in a graph at least; recall against all distances is then near one."""
 _WIDEST = 24_000  # features that fit the longest text of Milvus; an item with more keeps none
 _KEY = re.compile("[0-7][0-9a-f]{15}")
 _Any = TypeVar("_Any")
+Fields = Sequence[str]
 Row = Mapping[str, Any]
 
 
@@ -71,12 +85,15 @@ class Engine(Index):
         """Make what was written durable, and build what searching fast needs."""
 
     @abstractmethod
-    def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> Iterable[Row]:
+    def rows(self, fields: Fields, numbers: Sequence[int]) -> list[Row]:
         """Return the fields of the items with these numbers, at most a page of them."""
 
     @abstractmethod
-    def between(self, first: int, last: int, count: int) -> list[Row]:
-        """Return id and name of at most `count` items whose numbers lie between two."""
+    def scan(self, fields: Fields, source: str | None, first: int, count: int) -> Iterator[Row]:
+        """Yield the fields of `count` items from a number on, in the order of their numbers.
+
+        Fewer where there are no more; only those of a source, if one is given.
+        """
 
     def check(self, wanted: About, *, create: bool = False) -> None:
         """Refuse an index of another model, dimension or format; make one if there is none."""
@@ -123,23 +140,26 @@ class Engine(Index):
 
     def get(self, names: Sequence[str], *, vectors: bool = False) -> list[Item]:
         """Return items by their names; those that are not there are left out."""
-        found = dict[str, Item]()
-        for some in pages(names, PAGE_WITH_VECTORS if vectors else PAGE):
-            rows = self.rows([number_of(name) for name in some], ALL_FIELDS if vectors else FIELDS)
-            found |= {item.name: item for item in self.read_items(rows)}
+        found, fields = dict[str, Item](), ALL_FIELDS if vectors else FIELDS
+        for some in pages(names, page_size(fields)):
+            rows = self.rows(fields, [number_of(name) for name in some])
+            found |= {item.name: item for item in self._items_in(rows)}
         return [found[name] for name in names if name in found]
 
     def find(self, key: str) -> str | None:
         """Return the name of the item with this key; None if there is none."""
-        rows = self.rows([int(key, 16)], ("id", "name")) if _KEY.fullmatch(key) else ()
+        rows = self.rows(NAMES, [int(key, 16)]) if _KEY.fullmatch(key) else []
         return next((self._name(row["id"], row["name"]) for row in rows), None)
 
+    def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
+        """Yield all items, or those of one source, in the order of their numbers."""
+        return self._items_in(self.scan(ALL_FIELDS if vectors else FIELDS, source, 0, LAST))
+
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
-        """Return the names of at most `count` items; any range of digests is a sample."""
-        start = int(np.random.default_rng(seed).integers(2**63))
-        rows = self.between(start, 2**63 - 1, count)
-        rows += self.between(0, start - 1, count - len(rows))
-        return [self._name(row["id"], row["name"]) for row in rows]
+        """Return the names of the `count` items that are drawn first, see `draw`."""
+        rows = [*self.scan(NAMES, None, first_drawn(seed), count)]
+        rows += self.scan(NAMES, None, 0, count - len(rows)) if len(rows) < count else []
+        return [*dict.fromkeys(self._name(row["id"], row["name"]) for row in rows)]
 
     # What a database holds
 
@@ -194,8 +214,8 @@ class Engine(Index):
         hits.sort()
         return Hits([name for _, name in hits], [distance for distance, _ in hits])
 
-    def read_items(self, rows: Iterable[Row]) -> Iterator[Item]:
-        """Yield the items in rows of FIELDS or ALL_FIELDS."""
+    def _items_in(self, rows: Iterable[Row]) -> Iterator[Item]:
+        """Return the items in rows of FIELDS or ALL_FIELDS."""
         about = self.about
         types = {name: kind for name, kind in about.types.items() if name != LABEL}
         return (self._item(row, about.dim, types) for row in rows)
@@ -233,10 +253,13 @@ class Engine(Index):
         )
 
 
-def open_engine(url: str, *, flag: str, wanted: About, create: bool = False) -> Index:
+def open_engine(
+    url: str, *, flag: str, wanted: About, writes: bool = False, create: bool = False
+) -> Index:
     """Connect to the index that a URL names, which must be of the model of `wanted`.
 
-    flag: where the user has given the URL. create: make an empty index if there is none.
+    flag: where the user has given the URL. writes: wait for others that write, where only one
+    can. create: make an empty index if there is none.
     """
     address = read_url(url, flag=flag)
     engine: Engine
@@ -247,7 +270,7 @@ def open_engine(url: str, *, flag: str, wanted: About, create: bool = False) -> 
     else:
         from nofuss.search.engines.milvus import Milvus
 
-        engine = Milvus(address)
+        engine = Milvus(address, writes=writes)
     try:
         engine.check(wanted, create=create)
     except NofussError:
@@ -261,9 +284,9 @@ def pages(items: Sequence[_Any], size: int = PAGE) -> Iterable[Sequence[_Any]]:
     return (items[start : start + size] for start in range(0, len(items), size))
 
 
-def number_of(name: str) -> int:
-    """Return an item's number in a database."""
-    return int(key_of(name), 16)
+def page_size(fields: Fields) -> int:
+    """Return how many items are read at once with these fields."""
+    return PAGE_WITH_VECTORS if "embedding" in fields else PAGE
 
 
 def to_utf8(name: str) -> str:

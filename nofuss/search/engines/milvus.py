@@ -14,6 +14,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import filelock
 from torch import Tensor
 
 from nofuss.errors import EngineError, UsageError
@@ -21,19 +22,21 @@ from nofuss.search.engines import (
     ALL_FIELDS,
     ANSWER_SECONDS,
     EF_SEARCH,
-    FIELDS,
-    PAGE,
+    LAST,
     PAGE_WITH_VECTORS,
     Engine,
+    Fields,
     Row,
     as_text,
-    number_of,
+    page_size,
     pages,
     to_utf8,
 )
 from nofuss.search.engines.url import Url
 from nofuss.search.filter import Condition, as_milvus, quoted
-from nofuss.search.index import About, Hits, Item
+from nofuss.search.index import About, Hits, Item, number_of
+
+log = logging.getLogger("nofuss")
 
 M, EF_CONSTRUCTION = 16, 200
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
@@ -43,17 +46,24 @@ LOADS, LOAD_SECONDS = 20, 0.5
 
 
 class Milvus(Engine):
-    """The index in one collection."""
+    """The index in one collection.
 
-    def __init__(self, url: Url) -> None:
+    writes: of a file, which one process at a time has open, wait until other writers have closed
+    it.
+    """
+
+    def __init__(self, url: Url, *, writes: bool = False) -> None:
         pymilvus = _import_pymilvus()
         super().__init__(url)
         self._is_file = url.location.endswith(".db")
+        self._turn = filelock.FileLock(f"{url.location}.lock")
         self._items, self._notes = url.name, f"{url.name}_about"
         self._kinds = pymilvus.DataType
         errors = (pymilvus.exceptions.MilvusException, import_module("grpc").RpcError)
         self._errors = (*errors, OSError, ValueError, RuntimeError)
         with self._speaking():
+            if self._is_file and writes:
+                self._wait()
             self._client = self._connect(pymilvus)
             for name in (self._items, self._notes):
                 if self._client.has_collection(name):
@@ -73,6 +83,13 @@ class Milvus(Engine):
                 ) from None
             raise
 
+    def _wait(self) -> None:
+        try:
+            self._turn.acquire(blocking=False)
+        except filelock.Timeout:
+            log.info(f"waiting for another command that writes {self.place}")
+            self._turn.acquire()
+
     def _speaking(self) -> Any:
         return self._url.speaking(*self._errors)
 
@@ -84,6 +101,7 @@ class Milvus(Engine):
                 from milvus_lite.server_manager import server_manager_instance
 
                 server_manager_instance.release_server(self._url.location)
+        self._turn.release()
 
     # What holds for the whole index
 
@@ -227,40 +245,29 @@ class Milvus(Engine):
             for hits in answers
         ]
 
-    def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> list[Row]:
-        """Return the fields of the items with these numbers."""
+    def rows(self, fields: Fields, numbers: Sequence[int]) -> list[Row]:
+        """Return the fields of the items with these numbers, at most a page of them."""
         with self._speaking():
             return self._query(self._items, f"id in {list(numbers)}", fields)
 
-    def between(self, first: int, last: int, count: int) -> list[Row]:
-        """Return id and name of at most `count` items whose numbers lie between two."""
-        found = list[Row]()
-        while len(found) < count:
-            most, condition = min(count - len(found), PAGE), f"id >= {first} and id <= {last}"
-            with self._speaking():
-                rows = self._query(self._items, condition, ("id", "name"), limit=most)
-            if not rows:
-                break
-            found += sorted(rows, key=lambda row: row["id"])
-            first = found[-1]["id"] + 1
-        return found
-
-    def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
-        """Yield all items, or those of one source, in the order of their numbers."""
+    def scan(self, fields: Fields, source: str | None, first: int, count: int) -> Iterator[Row]:
+        """Yield the fields of `count` items from a number on, in the order of their numbers."""
+        of_source = "" if source is None else f" and source == {quoted(to_utf8(source))}"
         with self._speaking():
             iterator = self._client.query_iterator(
                 self._items,
-                filter="" if source is None else f"source == {quoted(to_utf8(source))}",
-                output_fields=list(ALL_FIELDS if vectors else FIELDS),
-                batch_size=PAGE_WITH_VECTORS if vectors else PAGE,
+                filter=f"id >= {first}{of_source}",
+                output_fields=list(fields),
+                batch_size=page_size(fields),
+                limit=-1 if count == LAST else count,
                 consistency_level="Strong",
                 timeout=ANSWER_SECONDS,
             )
             while rows := iterator.next():
-                yield from self.read_items(rows)
+                yield from rows
             iterator.close()
 
-    def _query(self, name: str, condition: str, fields: Sequence[str], **options: Any) -> list[Row]:
+    def _query(self, name: str, condition: str, fields: Fields, **options: Any) -> list[Row]:
         """Return the rows that match, also those written a moment ago."""
         found: list[Row] = self._client.query(
             name,

@@ -4,7 +4,8 @@
                   embedding vector(D), features text (see `as_text`)
     TABLE_about   key, value jsonb: "index", and "source PATH" with the types of its columns
 
-Every `put` is one transaction. Values reach SQL as parameters only, names as quoted identifiers.
+Every `put` is one transaction. Values reach SQL as parameters only; the name of the table is a
+word (url.py), in quotes.
 """
 
 import json
@@ -24,19 +25,17 @@ from nofuss.search.engines import (
     ALL_FIELDS,
     ANSWER_SECONDS,
     EF_SEARCH,
-    FIELDS,
-    PAGE,
-    PAGE_WITH_VECTORS,
     Engine,
+    Fields,
     Row,
     as_text,
-    number_of,
+    page_size,
     pages,
     to_utf8,
 )
 from nofuss.search.engines.url import Url
 from nofuss.search.filter import LABEL, Condition, as_sql, sql_value
-from nofuss.search.index import About, Hits, Item
+from nofuss.search.index import About, Hits, Item, number_of
 
 M, EF_CONSTRUCTION = 16, 100
 """Neighbours of a vector in the graph (HNSW), and candidates while it is built."""
@@ -50,11 +49,9 @@ class Postgres(Engine):
 
     def __init__(self, url: Url) -> None:
         self._psycopg = _import_psycopg()
-        self._sql = self._psycopg.sql
         super().__init__(url)
         self._lock, self._connection = threading.RLock(), None
-        parts = {"t": "", "about": "_about", "hnsw": "_hnsw", "by_source": "_source"}
-        self._names = {part: self._sql.Identifier(url.name + end) for part, end in parts.items()}
+        self._items, self._notes = f'"{url.name}"', f'"{url.name}_about"'
         with self._cursor():
             pass  # to fail early
 
@@ -125,14 +122,12 @@ class Postgres(Engine):
             "try again"
         )
 
-    def _query(self, text: str, **parts: Any) -> Any:
-        """Return SQL in which {t} is the table of items and {about} the other one."""
-        return self._sql.SQL(text).format(**self._names, **parts)
-
-    def _run(self, text: str, values: Sequence[Any] = (), *, patient: bool = False) -> list[Any]:
+    def _run(
+        self, text: str, values: Sequence[Any] | None = None, **options: bool
+    ) -> list[tuple[Any, ...]]:
         """Run one query in a transaction of its own; return its rows."""
-        with self._cursor(patient=patient) as cursor:
-            cursor.execute(self._query(text), values or None)
+        with self._cursor(**options) as cursor:
+            cursor.execute(text, values)
             return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
@@ -145,7 +140,7 @@ class Postgres(Engine):
 
     def read_about(self) -> list[tuple[Any, Any]] | None:
         """Return all keys and values of the second table; None if there is neither."""
-        names = [f'"{self._url.name}"', f'"{self._url.name}_about"']
+        names = [self._items, self._notes]
         [found] = self._run("SELECT to_regclass(%s)::oid, to_regclass(%s)::oid", names)
         if found == (None, None):
             return None
@@ -156,7 +151,7 @@ class Postgres(Engine):
                 f"{self.place}: the table exists, but nofuss (or this version of it) did not make "
                 "it; choose another ?table="
             )
-        return self._run("SELECT key::text, value::text FROM {about}")
+        return self._run(f"SELECT key::text, value::text FROM {self._notes}")
 
     def create(self, about: About) -> None:
         """Make an empty index, unless another process just has."""
@@ -166,67 +161,66 @@ class Postgres(Engine):
             raise EngineError(
                 f"{error}; install pgvector, and let an administrator run: CREATE EXTENSION vector"
             ) from None
-        with self._cursor(patient=True) as cursor:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(self._url.name)])
+        with self._alone() as cursor:
             cursor.execute(
-                self._query(
-                    "CREATE TABLE IF NOT EXISTS {t} (id bigint PRIMARY KEY, name text NOT NULL, "
-                    "label text, source text NOT NULL, digest text NOT NULL, "
-                    "columns jsonb NOT NULL, embedding vector({dim}) NOT NULL, "
-                    "features text NOT NULL)",
-                    dim=self._sql.Literal(about.dim),
-                )
+                f"CREATE TABLE IF NOT EXISTS {self._items} (id bigint PRIMARY KEY, "
+                "name text NOT NULL, label text, source text NOT NULL, digest text NOT NULL, "
+                f"columns jsonb NOT NULL, embedding vector({about.dim}) NOT NULL, "
+                "features text NOT NULL)"
             )
-            for create in (
-                "INDEX IF NOT EXISTS {by_source} ON {t} (source)",
-                "TABLE IF NOT EXISTS {about} (key text PRIMARY KEY, value jsonb NOT NULL)",
-            ):
-                cursor.execute(self._query(f"CREATE {create}"))
-            insert = "INSERT INTO {about} VALUES ('index', %s) ON CONFLICT DO NOTHING"
-            cursor.execute(self._query(insert), [json.dumps(about.as_dict())])
+            by_source = f'"{self._url.name}_source"'
+            cursor.execute(f"CREATE INDEX IF NOT EXISTS {by_source} ON {self._items} (source)")
+            cursor.execute(
+                f"CREATE TABLE IF NOT EXISTS {self._notes} (key text PRIMARY KEY, "
+                "value jsonb NOT NULL)"
+            )
+            insert = f"INSERT INTO {self._notes} VALUES ('index', %s) ON CONFLICT DO NOTHING"
+            cursor.execute(insert, [json.dumps(about.as_dict())])
 
     def write_about(self, said: Mapping[str, object], *, gone: str = "") -> None:
         """Write values into the second table, and delete one key."""
         with self._cursor(patient=True) as cursor:
             for key, value in said.items():
-                insert = "INSERT INTO {about} VALUES (%s, %s) ON CONFLICT (key) DO UPDATE "
-                insert += "SET value = EXCLUDED.value"
-                cursor.execute(self._query(insert), [key, json.dumps(value)])
-            cursor.execute(self._query("DELETE FROM {about} WHERE key = %s"), [gone])
+                cursor.execute(
+                    f"INSERT INTO {self._notes} VALUES (%s, %s) ON CONFLICT (key) DO UPDATE "
+                    "SET value = EXCLUDED.value",
+                    [key, json.dumps(value)],
+                )
+            cursor.execute(f"DELETE FROM {self._notes} WHERE key = %s", [gone])
 
     def complete(self) -> None:
         """Build the graph, and what the planner must know of columns."""
         if not self.count():
             return
-        if self.about.dim <= MOST_DIMENSIONS:
-            with self._cursor(patient=True) as cursor:
+        with self._alone() as cursor:
+            if self.about.dim <= MOST_DIMENSIONS:
                 # The graph is built several times faster in memory than on disk.
                 cursor.execute("SET LOCAL maintenance_work_mem = '1GB'")
                 cursor.execute("SET LOCAL max_parallel_maintenance_workers = 0")
-                self._create(
-                    cursor,
-                    "INDEX IF NOT EXISTS {hnsw} ON {t} USING hnsw (embedding vector_l2_ops) "
-                    f"WITH (m = {M}, ef_construction = {EF_CONSTRUCTION})",
+                cursor.execute(
+                    f'CREATE INDEX IF NOT EXISTS "{self._url.name}_hnsw" ON {self._items} '
+                    "USING hnsw (embedding vector_l2_ops) "
+                    f"WITH (m = {M}, ef_construction = {EF_CONSTRUCTION})"
                 )
-        types = self.about.types
-        with self._cursor(patient=True) as cursor:
-            for column, kind in types.items():
+            for column, kind in self.about.types.items():
                 if column == LABEL:
                     continue  # a plain column
+                name = f'"{self._url.name}_{number_of(f"{column} {kind}"):x}"'
+                literal = self._psycopg.sql.Literal(column).as_string(cursor)
+                value = sql_value(column, kind).replace("%s", literal)
                 # Both give the planner statistics; an index can't hold long texts.
-                create = "INDEX IF NOT EXISTS {name} ON {t} (({value}))"
+                what = f"INDEX IF NOT EXISTS {name} ON {self._items} (({value}))"
                 if kind == "text":
-                    create = "STATISTICS IF NOT EXISTS {name} ON ({value}) FROM {t}"
-                name = f"{self._url.name}_{number_of(f'{column} {kind}'):x}"
-                value = self._sql.SQL(sql_value(column, kind).replace("%s", "{0}"))
-                literal = value.format(self._sql.Literal(column))
-                self._create(cursor, create, name=self._sql.Identifier(name), value=literal)
-        self._run("ANALYZE {t}", patient=True)
+                    what = f"STATISTICS IF NOT EXISTS {name} ON ({value}) FROM {self._items}"
+                cursor.execute(f"CREATE {what}")
+        self._run(f"ANALYZE {self._items}", patient=True)
 
-    def _create(self, cursor: Any, text: str, **parts: Any) -> None:
-        """Create an index, or whatever it is; of several processes one waits for the other."""
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(self._url.name)])
-        cursor.execute(self._query(f"CREATE {text}", **parts))
+    @contextmanager
+    def _alone(self) -> Iterator[Any]:
+        """Open a transaction that creates something: of several processes one waits for another."""
+        with self._cursor(patient=True) as cursor:
+            cursor.execute("SELECT pg_advisory_xact_lock(%s)", [number_of(self._url.name)])
+            yield cursor
 
     # Writing
 
@@ -240,15 +234,13 @@ class Postgres(Engine):
         with self._cursor(patient=True) as cursor:
             if revised := [row for row, item in pairs if item.vector is None]:
                 cursor.executemany(
-                    self._query(
-                        "UPDATE {t} SET label = %(label)s, source = %(source)s, "
-                        "digest = %(digest)s, columns = %(columns)s WHERE id = %(id)s"
-                    ),
+                    f"UPDATE {self._items} SET label = %(label)s, source = %(source)s, "
+                    "digest = %(digest)s, columns = %(columns)s WHERE id = %(id)s",
                     revised,
                 )
             if len(revised) == len(items):
                 return
-            cursor.execute(self._query("CREATE TEMP TABLE new (LIKE {t}) ON COMMIT DROP"))
+            cursor.execute(f"CREATE TEMP TABLE new (LIKE {self._items}) ON COMMIT DROP")
             with cursor.copy("COPY new FROM STDIN (FORMAT BINARY)") as copy:
                 copy.set_types(["int8", "text", "text", "text", "text", "jsonb", "bytea", "text"])
                 for row, item in pairs:
@@ -258,33 +250,30 @@ class Postgres(Engine):
                         content = head + vector.tobytes()
                         copy.write_row((*row.values(), content, as_text(item.features)))
             # In the order of the ids: two processes that write the same ones do not lock up.
+            changes = ", ".join(f"{field} = EXCLUDED.{field}" for field in ALL_FIELDS[1:])
             cursor.execute(
-                self._query(
-                    "INSERT INTO {t} SELECT * FROM new ORDER BY id ON CONFLICT (id) DO UPDATE SET "
-                    + ", ".join(f"{field} = EXCLUDED.{field}" for field in ALL_FIELDS[1:])
-                )
+                f"INSERT INTO {self._items} SELECT * FROM new ORDER BY id "
+                f"ON CONFLICT (id) DO UPDATE SET {changes}"
             )
 
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
         for some in pages(names):
             numbers = [number_of(name) for name in some]
-            self._run("DELETE FROM {t} WHERE id = ANY(%s)", [numbers], patient=True)
+            self._run(f"DELETE FROM {self._items} WHERE id = ANY(%s)", [numbers], patient=True)
 
     # Reading
 
     def count(self) -> int:
         """Return how many items there are."""
-        return int(self._run("SELECT count(*) FROM {t}")[0][0])
+        return int(self._run(f"SELECT count(*) FROM {self._items}")[0][0])
 
     def search(self, vectors: Tensor, k: int = 10, *, where: Condition | None = None) -> list[Hits]:
         """Return the k nearest of each vector (Q, D) among the items that pass a filter."""
         condition, values = ("true", []) if where is None else as_sql(where, self.about.types)
-        query = self._query(
+        query = (
             "SELECT id, name, distance ^ 2 FROM (SELECT id, name, embedding <-> %s::vector AS "
-            "distance FROM {t} WHERE {condition} ORDER BY distance LIMIT {k}) AS nearest",
-            condition=self._sql.SQL(condition),
-            k=self._sql.Literal(k),
+            f"distance FROM {self._items} WHERE {condition} ORDER BY distance LIMIT {k}) AS nearest"
         )
         found = []
         with self._cursor() as cursor:
@@ -299,30 +288,25 @@ class Postgres(Engine):
                 found.append(self.read_hits(cursor.fetchall()))
         return found
 
-    def rows(self, numbers: Sequence[int], fields: Sequence[str]) -> list[Row]:
-        """Return the fields of the items with these numbers."""
+    def rows(self, fields: Fields, numbers: Sequence[int]) -> list[Row]:
+        """Return the fields of the items with these numbers, at most a page of them."""
         return self._rows(fields, "id = ANY(%s)", [list(numbers)])
 
-    def between(self, first: int, last: int, count: int) -> list[Row]:
-        """Return id and name of the first items whose numbers lie between two."""
-        condition = "id BETWEEN %s AND %s ORDER BY id LIMIT %s"
-        return self._rows(("id", "name"), condition, [first, last, count])
-
-    def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
-        """Yield all items, or those of one source, in the order of their numbers."""
-        last, size = -1, PAGE_WITH_VECTORS if vectors else PAGE
-        fields = ALL_FIELDS if vectors else FIELDS
+    def scan(self, fields: Fields, source: str | None, first: int, count: int) -> Iterator[Row]:
+        """Yield the fields of `count` items from a number on, in the order of their numbers."""
         condition, values = ("true", []) if source is None else ("source = %s", [to_utf8(source)])
-        condition += f" AND id > %s ORDER BY id LIMIT {size}"
-        while rows := self._rows(fields, condition, [*values, last]):
-            yield from self.read_items(rows)
-            last = rows[-1]["id"]
+        condition += " AND id >= %s ORDER BY id LIMIT %s"
+        while rows := self._rows(
+            fields, condition, [*values, first, min(count, page_size(fields))]
+        ):
+            yield from rows
+            first, count = rows[-1]["id"] + 1, count - len(rows)
 
-    def _rows(self, fields: Sequence[str], condition: str, values: Sequence[Any]) -> list[Row]:
+    def _rows(self, fields: Fields, condition: str, values: Sequence[Any]) -> list[Row]:
         selected = ", ".join(_READ.get(field, field) for field in fields)
-        with self._cursor(binary="embedding" in fields) as cursor:
-            cursor.execute(self._query(f"SELECT {selected} FROM {{t}} WHERE {condition}"), values)
-            return [dict(zip(fields, row, strict=True)) for row in cursor.fetchall()]
+        query = f"SELECT {selected} FROM {self._items} WHERE {condition}"
+        found = self._run(query, values, binary="embedding" in fields)
+        return [dict(zip(fields, row, strict=True)) for row in found]
 
 
 def _import_psycopg() -> Any:

@@ -54,7 +54,6 @@ from nofuss.search.page.routes import (
     query_of,
 )
 from nofuss.search.page.state import State, reopened
-from nofuss.search.search import codes_of
 from nofuss.search.verdict import calibrated
 
 MOST_AT_ONCE = 500
@@ -262,7 +261,7 @@ def _doubts(state: State) -> list[dict[str, Any]]:
     """Return doubtful labels, copies with different ones, and what was corrected."""
     stored, judged = own(state), _judged(state)
     shown = corrected(stored, state.feedback)
-    codes = codes_of(shown.labels)
+    codes = shown.codes
     rows = np.flatnonzero(codes >= 0)
     if len(rows) < 3:
         return []

@@ -12,7 +12,6 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -26,13 +25,12 @@ from nofuss.files import read_json
 from nofuss.model.encoder import Encoder
 from nofuss.run.directory import Run
 from nofuss.run.proxies import load_proxies
-from nofuss.search.feedback import Feedback
+from nofuss.search.feedback import Feedback, corrected
 from nofuss.search.filter import Condition
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import BUILT_IN, Index
-from nofuss.search.open import Searched, open_search
+from nofuss.search.index import BUILT_IN, Index, vectors_of
 from nofuss.search.page.map import ANCHORS, SHOWN, Plane, Stars, lay_out, map_of, stars_of
-from nofuss.search.search import Answer, search
+from nofuss.search.search import Answer, open_search, search
 from nofuss.search.verdict import Query
 
 SIDE = 224
@@ -115,7 +113,7 @@ class State:
     @cached_property
     def index(self) -> Index:
         """What is searched: the stored index with corrected labels."""
-        return Searched(self.encoder, self.stored, self.feedback).index
+        return corrected(self.stored, self.feedback)
 
     @property
     def version(self) -> str:
@@ -151,9 +149,7 @@ class State:
 
     def vectors_of(self, names: Sequence[str]) -> Tensor:
         """Return the vectors (n, D) of those items that are there, as the model was trained."""
-        items = self.index.get(names, vectors=True)
-        found = [v for item in items if (v := item.vector) is not None]
-        return torch.stack(found) if found else torch.empty(0, self.encoder.dim)
+        return vectors_of(self.index.get(names, vectors=True), self.encoder.dim)
 
     def search(
         self, query: Query, k: int, where: Condition | None = None, *, without: str | None = None
