@@ -7,11 +7,12 @@
     <cache>/characters-KEY.sqlite, <cache>/han-KEY.sqlite
     <cache>/activations-KEY.records   arrays of one shape in a memory map
 
-Everything here can be made again. A key is a digest of all that a value depends on; pictures count
-by their content, so that a folder can be moved or copied. Every value has a checksum over its key
-*and* its bytes: what a failing disk has changed, or put in another's place, is made again. All
-files have one limit together; the ones that were not used for the longest time are deleted first.
-Only their owner can read them. A cache that can't be written makes commands slower, never wrong.
+Everything here can be made again. A KEY is a digest of all that values depend on, our own code
+included; pictures count by their content, so that a folder can be moved or copied. Every value has
+a checksum over its key *and* its bytes: what a failing disk has changed, or put in another's place,
+is made again. All files have one limit together; the ones that were not used for the longest time
+are deleted first. Only their owner can read them. A cache that can't be written makes commands
+slower, never wrong.
 """
 
 import errno
@@ -31,8 +32,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from nofuss.files import digest
+from nofuss.files import Bytes, digest
 
+VERSION = b"1"
+"""To be raised where our code computes other values than before from the same inputs."""
 LIMIT = 24 * 2**30
 """Bytes that all files of the cache may take together."""
 FREE_FRACTION = 0.8
@@ -59,7 +62,12 @@ def cache_directory() -> Path:
     return Path(home) / "nofuss"
 
 
-def key_of(*parts: bytes | memoryview) -> bytes:
+def name_of(kind: str, *made_of: Bytes) -> str:
+    """Return the name of a file: what it holds, and a digest of all that its values depend on."""
+    return f"{kind}-{digest(VERSION, *made_of)}"
+
+
+def key_of(*parts: Bytes) -> bytes:
     """Return the digest of the parts, one after the other."""
     return bytes.fromhex(digest(*parts))
 
@@ -236,7 +244,7 @@ def digests(
         except OSError:
             return b""
 
-    table, versions = Rows(f"digests-{0:032x}"), [version(path) for path in paths]
+    table, versions = Rows(name_of("digests")), [version(path) for path in paths]
     known = dict(table.read([key for key, _ in versions]))
     found = [known.get(key, b"") for key, _ in versions]
     missing = [i for i, (key, _) in enumerate(versions) if key and not found[i]]
@@ -260,7 +268,7 @@ class Records:
     """
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, count: int) -> None:
-        self.count, self._key, self._file = count, name.encode(), self.file_of(name)
+        self._key, self._file = name.encode(), cache_directory() / f"{name}.records"
         self._kind = self.kind_of(shape, dtype)
         size, before = count * self._kind.itemsize, _size(self._file)
         if not make_room(size, keep=self._file):
@@ -282,11 +290,6 @@ class Records:
     def kind_of(shape: tuple[int, ...], dtype: DTypeLike) -> np.dtype[np.void]:
         """Return the type of a record: an array and its checksum."""
         return np.dtype([("values", dtype, shape), ("checksum", np.uint32)])
-
-    @staticmethod
-    def file_of(name: str) -> Path:
-        """Return the file of these records."""
-        return cache_directory() / f"{name}.records"
 
     def read(self, numbers: NDArray[np.int64]) -> NDArray[np.generic] | None:
         """Return arrays (B, …); None if one of them was not written, or is damaged."""

@@ -88,17 +88,17 @@ def write_file(path: Path, content: str | bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise
-    with suppress(OSError):  # the new file is in force; an error now must not read as "not written"
-        sync(path.parent)
+    sync(path.parent)
 
 
 def sync(folder: Path) -> None:
-    """Flush a folder's entries to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    """Flush a folder's entries, which are in force: an error must not read as "not written"."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> str:

@@ -10,10 +10,12 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from nofuss import cache as caching
 from nofuss.cache import (
@@ -25,8 +27,14 @@ from nofuss.cache import (
     holds_blob,
     key_of,
     make_room,
+    name_of,
     room,
 )
+from nofuss.config import Preprocessing
+from nofuss.data.decode import decode_resized
+from nofuss.data.transforms import test_views as views_of
+from nofuss.files import array_bytes, digest
+from torture.bombs import saved
 
 NAME, OTHER = f"features-{7:032x}", f"graph-{8:032x}"
 KEYS = [key_of(b"%d" % i) for i in range(60)]
@@ -68,6 +76,18 @@ def test_only_the_owner_can_read_it(cache: Path, monkeypatch: pytest.MonkeyPatch
     files = [file for file in home.iterdir() if file.name != "CACHEDIR.TAG"]
     assert len(files) == 3
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+
+
+def test_what_is_cached_is_what_this_code_computes() -> None:
+    """Raise `cache.VERSION` together with this digest where the code is to give other pixels."""
+    noise = np.random.default_rng(0).integers(0, 256, (90, 131, 4), dtype=np.uint8)
+    content = saved(Image.fromarray(noise), "PNG")
+    fit = Preprocessing(size=24, resize=32)
+    colour, gray = (decode_resized(content, replace(fit, mode=mode)) for mode in ("RGB", "L"))
+    views = views_of([colour], fit).contiguous().numpy()
+    made = digest(caching.VERSION, *map(array_bytes, (colour, gray, views)))
+    assert made == "a887e71ed73d1148dec3b5a0b6a38a6e"
+    assert name_of("features", b"x") == f"features-{digest(caching.VERSION, b'x')}"
 
 
 # Rows
@@ -222,12 +242,12 @@ def test_records_come_back_by_number() -> None:
         assert opened.read(np.array([3, 4])) is None
 
 
-def test_no_flipped_bit_of_records_gives_a_wrong_value() -> None:
+def test_no_flipped_bit_of_records_gives_a_wrong_value(cache: Path) -> None:
     every = np.arange(20)
     Records(NAME, (3, 4), np.float16, 20).write(every, arrays(every))
     damaged = 0
     for seed in range(300):
-        with flipped(Records.file_of(NAME), seed):
+        with flipped(cache / f"{NAME}.records", seed):
             records = Records(NAME, (3, 4), np.float16, 20)
             for number in range(20):
                 found = records.read(np.array([number]))
@@ -236,10 +256,10 @@ def test_no_flipped_bit_of_records_gives_a_wrong_value() -> None:
     assert damaged == 300
 
 
-def test_a_record_in_another_s_place_is_noticed() -> None:
+def test_a_record_in_another_s_place_is_noticed(cache: Path) -> None:
     records = Records(NAME, (3, 4), np.float16, 20)
     records.write(ROWS, arrays(ROWS))
-    file, size = Records.file_of(NAME), Records.kind_of((3, 4), np.float16).itemsize
+    file, size = cache / f"{NAME}.records", Records.kind_of((3, 4), np.float16).itemsize
     content = bytearray(file.read_bytes())
     content[5 * size : 6 * size] = content[3 * size : 4 * size]
     file.write_bytes(content)
@@ -247,7 +267,7 @@ def test_a_record_in_another_s_place_is_noticed() -> None:
     assert opened.read(np.array([5])) is None
     assert opened.read(ROWS) is not None
     other = f"activations-{8:032x}"  # the file of another key under this name
-    shutil.copy(file, Records.file_of(other))
+    shutil.copy(file, cache / f"{other}.records")
     assert Records(other, (3, 4), np.float16, 20).read(ROWS) is None
 
 
@@ -384,9 +404,10 @@ def test_a_file_that_grows_may_use_its_own_room(
 ) -> None:
     """It counts once: what it takes already, and 80% of what is free."""
     Records(NAME, (3, 4), np.float16, 100)
-    size = Records.file_of(NAME).stat().st_size
+    file = cache / f"{NAME}.records"
+    size = file.stat().st_size
     free = shutil._ntuple_diskusage(10**9, 0, 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(shutil, "disk_usage", lambda _: free)
     assert room() == size + 800
-    assert not make_room(size + 801, keep=Records.file_of(NAME))
-    assert make_room(size + 800, keep=Records.file_of(NAME))
+    assert not make_room(size + 801, keep=file)
+    assert make_room(size + 800, keep=file)

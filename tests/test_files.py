@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -17,7 +18,6 @@ import numpy as np
 import pytest
 import torch
 
-from nofuss import files
 from nofuss.errors import RunError
 from nofuss.files import (
     LOCK,
@@ -68,10 +68,14 @@ def test_an_error_after_the_rename_is_not_an_error_of_the_write(
 ) -> None:
     """The new file is in force: a caller that heard of an error would say the opposite."""
 
-    def fail(path: Path) -> None:
-        raise OSError(errno.EIO, "Input/output error", str(path))
+    fsync = os.fsync
 
-    monkeypatch.setattr(files, "sync", fail)
+    def failing_on_folders(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing_on_folders)
     write_file(tmp_path / "x", "new")
     assert (tmp_path / "x").read_text() == "new"
 

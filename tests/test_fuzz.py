@@ -23,7 +23,6 @@ from safetensors.torch import load_file, save_file
 
 import nofuss
 from nofuss.errors import NofussError
-from nofuss.files import read_json, sha256, write_json
 from nofuss.model.saved import model_digest
 from nofuss.report.card import write_card
 from nofuss.run.directory import Run
@@ -34,6 +33,7 @@ from nofuss.search.search import open_search
 from nofuss.search.update import update_index
 from nofuss.training.checkpoint import load_checkpoint
 from tests.tiny_run import draw
+from torture.runs import reseal
 
 pytestmark = pytest.mark.fuzz
 relaxed = settings(
@@ -112,27 +112,6 @@ def change(file: Path, data: st.DataObject) -> None:
         file.write_bytes(data.draw(changed(file.read_bytes())))
 
 
-def vouch(file: Path) -> None:
-    """Correct the checksums, so that what reads the file sees it."""
-    part = file.name.partition("-")[0]
-    if part == "weights":
-        model = file.with_name("model.json")
-        write_json(model, read_json(model) | {"weights": sha256(file)})
-    elif file.parent.name == "index" and part in ("items", "vectors"):
-        (manifest,) = (p for p in file.parent.glob("*.json") if not p.name.startswith("items-"))
-        content = read_json(manifest)
-        content["files"][part] = sha256(file)
-        write_json(manifest, content)
-    else:
-        if file.suffix == ".json":
-            with suppress(ValueError, AttributeError, TypeError):  # no object any more
-                content = json.loads(file.read_bytes())
-                content.pop("checksum", None)
-                file.write_text(json.dumps(content))
-        return
-    file.rename(file.with_name(f"{part}-{sha256(file)[:16]}{file.suffix}"))
-
-
 def read_all(run: Path) -> None:
     """Everything that opens a run; only our errors may come out, each of one line."""
     vectors, refusals = np.eye(16, dtype=np.float32)[:2], list[str]()
@@ -171,7 +150,7 @@ def test_changed_files_of_a_run(whole: Path, tmp_path: Path, data: st.DataObject
     change(file, data)
     if data.draw(st.booleans()):
         with suppress(SafetensorError):
-            vouch(file)
+            reseal(file)
     read_all(run)
 
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -181,9 +182,10 @@ def reseal(file: Path) -> None:
         content["files"][part] = sha256(file)
         write_json(manifest, content)
     elif file.suffix == ".json":
-        content = json.loads(file.read_bytes())
-        if content.pop("checksum", None) is not None:
-            write_json(file, content)
+        with suppress(AttributeError, TypeError, ValueError):  # it is no object any more
+            content = json.loads(file.read_bytes())
+            if content.pop("checksum", None) is not None:
+                write_json(file, content)
         return
     else:
         return

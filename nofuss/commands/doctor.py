@@ -115,7 +115,7 @@ def diagnose(
 ) -> Diagnosis:
     """Count items, scan files, find duplicates, and (with a run) compare labels with neighbours."""
     from nofuss.data.readers.arrays import is_finite
-    from nofuss.data.scan import CONFLICT, DUPLICATE, find_duplicates, scan_pictures
+    from nofuss.data.scan import Problem, find_duplicates, scan_pictures
 
     diagnosis = Diagnosis(collection.describe(), len(collection), collection.num_classes)
     diagnosis.notes += collection.notes
@@ -127,22 +127,16 @@ def diagnose(
         diagnosis.histogram = histogram(sizes)
         if single := int((sizes == 1).sum()):
             diagnosis.notes.append(f"{single:,} classes have one item, which has no match to find")
-    scan = scan_pictures(collection, progress=progress)
-    usable = scan.readable
-    diagnosis.unusable = [
-        {"item": p.name, "reason": p.reason, "detail": p.detail}
-        for p in scan.problems
-        if p.reason not in (DUPLICATE, CONFLICT)
-    ]
+    unusable = scan_pictures(collection, progress=progress).unreadable
     if collection.vectors is not None:
-        finite = is_finite(collection.vectors)
-        diagnosis.unusable = [
-            {"item": collection.names[i], "reason": "NaN or infinity", "detail": ""}
-            for i in np.flatnonzero(~finite)
-        ]
-        usable = np.flatnonzero(finite)
-        if diagnosis.unusable:
+        bad = np.flatnonzero(~is_finite(collection.vectors)).tolist()
+        unusable = [Problem(i, collection.names[i], "NaN or infinity", "") for i in bad]
+        if unusable:
             diagnosis.suggestion = "drop or fix the rows that can't be used, then "
+    usable = np.setdiff1d(np.arange(len(collection)), [p.item for p in unusable])
+    diagnosis.unusable = [
+        {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unusable
+    ]
     exact, near = find_duplicates(collection, progress=progress)
     diagnosis.duplicates = [_group(collection, rows) for rows in exact]
     diagnosis.near_duplicates = [_group(collection, rows) for rows in near]

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -101,21 +101,14 @@ class Collection:
         return len(self.paths if self.dataset is None else self.dataset)
 
     @property
-    def kind(self) -> Literal["pictures", "images", "vectors", "dataset"]:
-        """What the items are, in a word: pictures are files, images an array."""
-        if self.array is not None:
-            return "vectors" if self.array.ndim == 2 else "images"
-        return "pictures" if self.dataset is None else "dataset"
-
-    @property
     def vectors(self) -> NDArray[np.float32] | None:
         """The array (N, D), where the items are vectors."""
-        return self.array if self.kind == "vectors" else None
+        return self.array if self.array is not None and self.array.ndim == 2 else None
 
     @property
     def images(self) -> NDArray[np.uint8] | None:
         """The array, where the items are pictures in one."""
-        return self.array if self.kind == "images" else None
+        return self.array if self.array is not None and self.array.ndim > 2 else None
 
     @property
     def num_classes(self) -> int:
@@ -140,7 +133,7 @@ class Collection:
     @property
     def has_pictures(self) -> bool:
         """Whether the items can be shown: files or arrays of pictures."""
-        return self.kind in ("pictures", "images")
+        return bool(self.paths) or self.images is not None
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -208,7 +201,7 @@ class Collection:
         return digest(*self._identity())
 
     def _identity(self) -> Iterator[Bytes]:
-        yield f"{self.layout}\0{self.kind}\0".encode()
+        yield f"{self.layout}\0".encode()
         for path in self.paths:
             yield os.fsencode(relative(path, self.root)) + b"\0"
             yield f"{_size(path)}\0".encode()

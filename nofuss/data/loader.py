@@ -110,7 +110,7 @@ def _fetcher(
     if (vectors := collection.vectors) is not None:
         return lambda chosen: torch.from_numpy(vectors[chosen])
     if preprocessing is None:
-        raise ValueError(f"{collection.kind} need a preprocessing; only vectors have none")
+        raise ValueError("pictures need a preprocessing; only vectors have none")
     if (images := collection.images) is not None:
         return lambda chosen: fitted(images[chosen], preprocessing)
     if collection.dataset is not None:

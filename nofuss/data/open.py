@@ -2,6 +2,9 @@
 
 import logging
 import os
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -33,7 +36,7 @@ from nofuss.data.readers.shards import (
     open_shards,
 )
 from nofuss.data.readers.table import open_table
-from nofuss.data.scan import CONFLICT, DUPLICATE, ScanReport, scan_pictures
+from nofuss.data.scan import ScanReport, scan_pictures
 from nofuss.data.triplets import NO_LABEL, Comparisons, Rows
 from nofuss.errors import DataError, UsageError
 from nofuss.progress import Progress, silent, working
@@ -66,10 +69,26 @@ def open_data(
         return open_han()
     path = Path(os.path.expanduser(path))
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
-        return _open_directory(path.absolute(), labelling)
-    if not os.path.isfile(path):
+        opened = _open_directory(path.absolute(), labelling)
+    elif os.path.isfile(path):
+        opened = _open_file(path.absolute(), labelling, check_values)
+    else:
         raise DataError(f"{path} does not exist; expected {ACCEPTED}")
-    path = path.absolute()
+    return replace(opened, notes=opened.notes + spelled_alike(opened.class_names))
+
+
+def spelled_alike(names: Sequence[str]) -> tuple[str, ...]:
+    """Return a note if names of classes differ only in how Unicode composes their letters."""
+    forms = Counter(unicodedata.normalize("NFC", name) for name in names)
+    if twice := [name for name, count in forms.items() if count > 1]:
+        return (
+            f"{len(twice):,} names of classes are spelled in two ways that look the same (Unicode "
+            f"NFC and NFD) and count as two classes: {first_five(twice)}",
+        )
+    return ()
+
+
+def _open_file(path: Path, labelling: Labelling, check_values: bool) -> Collection:
     match path.suffix.lower():
         case ".tar":
             return open_shards([path], path.parent, labelling)
@@ -146,9 +165,8 @@ def open_corrected(
 def say_problems(report: ScanReport) -> None:
     """Say what is wrong with which items."""
     if report.problems:
-        bad = [p for p in report.problems if p.reason not in (DUPLICATE, CONFLICT)]
-        names = first_five([f"{p.name} ({p.reason})" for p in bad])
-        left_out = f"; {len(bad):,} left out: {names}" if bad else ""
+        bad = [f"{p.name} ({p.reason})" for p in report.unreadable]
+        left_out = f"; {len(bad):,} left out: {first_five(bad)}" if bad else ""
         log.warning(f"{report.summary()}{left_out}")
 
 

@@ -19,7 +19,7 @@ import PIL
 from numpy.typing import NDArray
 from PIL import Image
 
-from nofuss.cache import Rows, key_of
+from nofuss.cache import Rows, name_of
 from nofuss.data.collection import Collection
 from nofuss.data.decode import FORMATS, MAX_ASPECT, MAX_FILE, MAX_PIXELS, PictureError, decode
 from nofuss.data.duplicates import SMALLEST, exact_copies, look_at, near_duplicates
@@ -30,7 +30,7 @@ from nofuss.progress import Progress, silent, working
 PIECE = 16
 """Files that a thread checks at once: one at a time, small files wait for the interpreter."""
 DUPLICATE, CONFLICT = "duplicate", "duplicate with another label"
-VERSION = f"5 {PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
+MADE_OF = f"{PIL.__version__} {FORMATS} {MAX_FILE} {MAX_PIXELS} {MAX_ASPECT}".encode()
 CHUNK = 1024
 """Files after which what was found is written: a killed scan loses no more."""
 MOST_COMPARED = 200_000
@@ -62,11 +62,14 @@ class ScanReport:
     problems: tuple[Problem, ...]
 
     @property
+    def unreadable(self) -> list[Problem]:
+        """Items that can't be decoded."""
+        return [p for p in self.problems if p.reason not in (DUPLICATE, CONFLICT)]
+
+    @property
     def readable(self) -> NDArray[np.int64]:
         """Items that can be decoded, copies included: the benchmarks count these."""
-        kept = np.ones(self.count, dtype=bool)
-        kept[[p.item for p in self.problems if p.reason not in (DUPLICATE, CONFLICT)]] = False
-        return np.flatnonzero(kept)
+        return np.setdiff1d(np.arange(self.count), [p.item for p in self.unreadable])
 
     def summary(self) -> str:
         """Return one line: "11,788 images checked: 2 truncated, 1 oversized"."""
@@ -111,7 +114,7 @@ def note_looks(looks: Mapping[bytes, bytes]) -> None:
 
 def _good() -> Rows:
     """Return the cache of contents that can be decoded."""
-    return Rows(f"scans-{key_of(VERSION).hex()}")
+    return Rows(name_of("scans", MADE_OF))
 
 
 def find_duplicates(collection: Collection, *, progress: Progress = silent) -> Duplicates:

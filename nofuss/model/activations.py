@@ -14,13 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nofuss.cache import Records, room
+from nofuss.cache import Records, name_of, room
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.loader import batches
 from nofuss.data.sampling import Indices
 from nofuss.distributed.device import device_of
-from nofuss.files import digest
 from nofuss.geometry import normalize
 from nofuss.model.backbones import Backbone, inference_key
 from nofuss.model.embedder import Embedder, embed_features, for_inference
@@ -150,7 +149,7 @@ def activations_of(
     if trunk.key is not None and (keys := collection.keys()) is not None:
         how = (augmented, seed, preprocessing.zoom, preprocessing.light) if augmented else ()
         made_of = f"{trunk.key} {how} {views} {shape}".encode()
-        name = f"activations-{digest(made_of, *keys)}"
+        name = name_of("activations", made_of, *keys)
     return Activations(compute, shape=shape, count=len(collection), views=views, name=name)
 
 

@@ -149,8 +149,8 @@ def check_fits(collection: Collection, backbone: Backbone) -> None:
     """Refuse vectors for a model of pictures, pictures for one of vectors, and other widths."""
     vectors, width = collection.vectors, backbone.channels
     if (vectors is None) == (backbone.preprocessing is None):
-        takes = "vectors" if vectors is None else "pictures"
-        raise DataError(f"{collection.name} holds {collection.kind}, but the model takes {takes}")
+        holds, takes = ("pictures", "vectors") if vectors is None else ("vectors", "pictures")
+        raise DataError(f"{collection.name} holds {holds}, but the model takes {takes}")
     if vectors is not None and vectors.shape[1] != width:
         raise DataError(
             f"{collection.name} has vectors of {vectors.shape[1]} dimensions, but the model takes "

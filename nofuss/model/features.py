@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.cache import Rows
+from nofuss.cache import Rows, name_of
 from nofuss.data.collection import Collection, printable
 from nofuss.data.decode import PictureError
 from nofuss.data.loader import ahead, batches
@@ -24,7 +24,6 @@ from nofuss.data.sampling import Indices, in_order
 from nofuss.data.scan import note_looks
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.files import digest
 from nofuss.geometry import as_tensor
 from nofuss.model.backbones import Backbone, evaluating
 from nofuss.model.onnx import OnnxNetwork, accelerate
@@ -99,7 +98,7 @@ def _advance(progress: Progress, what: str, start: int, total: int, done: int) -
 
 def feature_cache(backbone: Backbone) -> Rows:
     """Return where features of this backbone are cached."""
-    return Rows(f"features-{digest(f'{backbone.key} mirror {backbone.mirror}'.encode())}")
+    return Rows(name_of("features", f"{backbone.key} mirror {backbone.mirror}".encode()))
 
 
 def _missing(

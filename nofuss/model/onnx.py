@@ -29,10 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from nofuss.cache import blob, holds_blob
+from nofuss.cache import blob, holds_blob, name_of
 from nofuss.distributed.device import device_of
 from nofuss.errors import UsageError
-from nofuss.files import digest
 from nofuss.geometry import normalize
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, for_inference
@@ -143,7 +142,7 @@ def cache_graph(embedder: Embedder, *, progress: Progress = silent) -> None:
 def graph_name(backbone: Backbone) -> str:
     """Return the name of the graph of these weights in the cache."""
     version = import_module("onnxruntime").__version__
-    return f"graph-{digest(f'{backbone.key} {version}'.encode())}"
+    return name_of("graph", f"{backbone.key} {version}".encode())
 
 
 # Files for other programs

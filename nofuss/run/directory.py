@@ -50,6 +50,7 @@ from nofuss.files import (
     read_bytes,
     read_json,
     read_lines,
+    sync,
     write_file,
     write_json,
 )
@@ -161,6 +162,7 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
     path = config.out or _free(Path("runs"), name.strip(".") or "run")
     try:
         path.mkdir(parents=True, exist_ok=True)
+        sync(path.parent)
         is_run = (path / "config.json").is_file()
         if held is not None and (is_run or _is_empty(path)):  # leave other folders alone
             held.enter_context(locked(path))

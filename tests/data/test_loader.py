@@ -93,7 +93,7 @@ def test_arrays_of_images_go_through_the_same_views(tmp_path: Path) -> None:
         for view, index in zip(batch.inputs, batch.indices, strict=True):
             expected = train_views([images[index]], gray, draws(1, 2, [index]))[0]
             assert torch.equal(view, expected)
-    with pytest.raises(ValueError, match="images need a preprocessing"):
+    with pytest.raises(ValueError, match="need a preprocessing"):
         load(data, None)
 
 

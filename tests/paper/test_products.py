@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nofuss.cache import blob
 from nofuss.cli import main
 from nofuss.data.readers import han
 from tests.data.readers.test_han import FACES, LETTERS, SMALL
@@ -19,7 +18,7 @@ def miniature(
 ) -> Path:
     """The set's name stands for a few letters of matplotlib's faces, rendered before."""
     monkeypatch.setattr(han, "font_files", lambda: FACES)
-    blob(han._cache_name(FACES), letters_file.read_bytes)
+    monkeypatch.setattr(han, "render", lambda files: dict(np.load(letters_file)))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -49,6 +49,20 @@ def test_a_run_describes_itself(tmp_path: Path) -> None:
     assert environment["command"].startswith("nofuss")
 
 
+def test_the_folder_of_a_new_run_is_flushed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flushed, fsync = list[int](), os.fsync
+
+    def noting(descriptor: int) -> None:
+        flushed.append(os.fstat(descriptor).st_ino)
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noting)
+    create_run(settings_of(out=tmp_path / "runs" / "a"), name="a")
+    assert (tmp_path / "runs").stat().st_ino in flushed
+
+
 def test_never_overwritten(tmp_path: Path) -> None:
     path = create(tmp_path / "run")
     before = tree(path)

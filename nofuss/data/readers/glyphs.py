@@ -15,7 +15,7 @@ testing only. Nothing is downloaded; rendering takes a few seconds and is kept i
 import io
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ImageFont, features
 
-from nofuss.cache import blob
+from nofuss.cache import blob, name_of
 from nofuss.data.collection import TEST, TRAIN, Collection
-from nofuss.files import digest
 
 Pixels = NDArray[np.uint8]
 """(N, side, side), white on black."""
@@ -48,7 +47,8 @@ SPLIT_SEED = 0
 
 def open_glyphs() -> Collection:
     """Return the built-in characters, from the cache or rendered now."""
-    glyphs = cached_or(_cache_name(), render)
+    settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
+    glyphs = drawn_once("characters", settings, map(_font_file, FACES), render)
     names = tuple(chr(code) for code in glyphs["codes"])
     held_out = np.zeros(len(names), dtype=bool)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(names))
@@ -118,14 +118,6 @@ def _merge_homoglyphs(
     return np.asarray(first[group], dtype=np.int64)
 
 
-def _cache_name() -> str:
-    """Return a name made of all that the pictures depend on: fonts, renderer, settings."""
-    settings = (SIDE, FONT_SIZE, FEWEST_FACES, FACES, SAME, unicodedata.unidata_version)
-    versions = f"2 {settings} {features.version('freetype2')}".encode()
-    key = digest(versions, *(_font_file(face).read_bytes() for face in FACES))
-    return f"characters-{key}"
-
-
 def codes_in(file: Path) -> set[int]:
     """Return the characters in the character map of a font file; of a collection, its first."""
     from matplotlib.ft2font import FT2Font
@@ -152,8 +144,12 @@ def draw(file: Path, codes: Sequence[int], *, side: int, size: int) -> Pixels:
     return pictures
 
 
-def cached_or(name: str, render: Callable[[], Arrays]) -> Arrays:
-    """Return the arrays of this name in the cache, or render and keep them."""
+def drawn_once(
+    kind: str, settings: object, fonts: Iterable[Path], render: Callable[[], Arrays]
+) -> Arrays:
+    """Return what `render` draws with these settings and fonts, from the cache or now."""
+    made_of = f"{settings} {features.version('freetype2')}".encode()
+    name = name_of(kind, made_of, *(font.read_bytes() for font in fonts))
 
     def packed() -> bytes:
         with io.BytesIO() as file:

@@ -18,12 +18,10 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import features
 
 from nofuss.data.collection import TEST, TRAIN, Collection
-from nofuss.data.readers.glyphs import Arrays, Pixels, cached_or, codes_in, draw
+from nofuss.data.readers.glyphs import Arrays, Pixels, codes_in, draw, drawn_once
 from nofuss.errors import DataError
-from nofuss.files import digest
 
 SIDE = 28
 FONT_SIZE = 26
@@ -67,7 +65,8 @@ PRODUCTS = Shape({TRAIN: 11_318, TEST: 11_316}, {TRAIN: 59_551, TEST: 60_502})
 def open_han() -> Collection:
     """Return the characters, from the cache or rendered now."""
     files = font_files()
-    han = cached_or(_cache_name(files), lambda: render(files))
+    settings = (SIDE, FONT_SIZE, BLOCKS, ALIKE, FEWEST_FACES, FEWEST_KEPT, SEED, PRODUCTS)
+    han = drawn_once("han", settings, files, lambda: render(files))
     return Collection(
         name="han",
         layout="Han and Hangul characters",
@@ -193,11 +192,3 @@ def _some_rows(
     place[order] = np.arange(len(rows)) - np.repeat(starts, sizes)
     first = np.argsort(place >= fewest, kind="stable")  # those that stay come first
     return np.sort(rows[first[: max(count, int((place < fewest).sum()))]])
-
-
-def _cache_name(files: Sequence[Path]) -> str:
-    """Return a name made of all that the pictures depend on: fonts, renderer, settings."""
-    settings = (SIDE, FONT_SIZE, BLOCKS, ALIKE, FEWEST_FACES, FEWEST_KEPT, SEED, PRODUCTS)
-    versions = f"1 {settings} {features.version('freetype2')}".encode()
-    key = digest(versions, *(file.read_bytes() for file in files))
-    return f"han-{key}"

@@ -48,7 +48,7 @@ def test_labels_may_be_words_or_whole_floats(tmp_path: Path) -> None:
 def test_pictures_in_any_common_order_of_axes(tmp_path: Path) -> None:
     for images in (IMAGES, IMAGES[:, None], IMAGES[..., None]):
         data = open_data(npz(tmp_path, images=images, y=np.arange(5)))
-        assert data.kind == "images"
+        assert data.images is data.array
         np.testing.assert_array_equal(data.array, IMAGES)
     color = np.stack([IMAGES, IMAGES // 2, 255 - IMAGES], axis=-1)
     for images in (color, color.transpose(0, 3, 1, 2)):

@@ -63,6 +63,16 @@ def test_names_of_any_bytes(photos: Path, draw) -> None:
     assert len(data.fingerprint()) == 32
 
 
+def test_names_that_look_the_same_are_noted(photos: Path, draw) -> None:
+    """As where a Mac has written one of two folders: é in one character, or as e and an accent."""
+    for name in ("caf\u00e9", "cafe\u0301"):
+        draw(f"photos/{name}/0.png")
+    data = open_data(photos)
+    assert data.num_classes == 5
+    (note,) = data.notes
+    assert note.startswith("1 names of classes are spelled in two ways that look the same")
+
+
 @pytest.mark.parametrize("held_out", ["test", "val"])
 def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_out: str) -> None:
     draw("d/train/robin/0.png")
