@@ -180,7 +180,7 @@ def _page(folder: Path) -> None:
     state = open_state(Run.open(folder / "run"))
     [name] = state.index.sample(1)
     assert state.map["items"]
-    assert state.search(Query(state.vectors_of([name])[0]), 10).hits
+    assert state.search(Query(state.base.vectors_of([name])[0]), 10).hits
     assert state.index.find(key_of(name)) == name
 
 

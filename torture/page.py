@@ -288,11 +288,11 @@ def cookies(server: Served) -> list[str]:
 def no_files(server: Served) -> list[str]:
     """Replace files of items by pipes, devices, sockets and sparse terabytes."""
     items = json.loads(server.ask("/api/map")[1])["items"]
-    names = [json.loads(server.ask(f"/api/items/{key}")[1])["name"] for key in items]
+    queries = [json.loads(server.ask(f"/api/search?item={key}")[1])["query"] for key in items]
     complaints, taken = [], list[tuple[Path, Path]]()
     with ExitStack() as stack:
         for row, (kind, make) in enumerate(NO_FILES.items()):
-            path = server.run.parent / "data" / names[row]
+            path = server.run.parent / "data" / queries[row]["name"]
             path.rename(path.with_suffix(".kept"))
             taken.append((path, path.with_suffix(".kept")))
             make(path, stack)

@@ -222,7 +222,7 @@ def test_the_page_searches_in_a_database(url: str, run: Path) -> None:
         picture = server.request(f"/pictures/{answer['results'][0]['item']}")
         assert picture.headers["content-type"].startswith("image/")
         assert len(server.request("/api/map").json["items"]) == 31
-        assert server.request("/api/items/12345").status == 404
+        assert server.request("/api/search?item=12345").status == 404
         assert server.request("/api/some", signed_in=False).status == 403
         assert server.request("/api/labels").status == 409  # of the run's own index only
         only = quote(CLASSES[3])

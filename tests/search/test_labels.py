@@ -148,7 +148,7 @@ def test_a_label_is_corrected_at_once(server: Server, run: Path) -> None:
     assert said.json == {"judged": "fruit/blue"}
     item = str(run.parent / "data" / first["name"])
     assert read_corrections(run / FILE) == [Correction(item, "red", "fruit/blue")]
-    assert server.request(f"/api/items/{first['item']}").json["label"] == "fruit/blue"
+    assert search(server, f"item={first['item']}")["query"]["label"] == "fruit/blue"
     found = search(server, f"item={server.item(0)}&class=red&k=100")["results"]
     assert first["item"] not in [each["item"] for each in found]
     near = search(server, f"item={first['item']}&k=1")["results"][0]["item"]

@@ -290,7 +290,7 @@ def test_a_body_without_end_is_cut_off(server: Server) -> None:
         "/pictures/",
         "/../server.py",
         "/config.json",
-        "/api/items/nobody",
+        "/api/search?item=nobody",
         "/api/search?item=../../etc/passwd",
         "/api/search",
     ],

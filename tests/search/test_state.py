@@ -1,7 +1,6 @@
 """What the page shows at one moment, and what follows from it."""
 
 import shutil
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from nofuss.run.directory import Run
 from nofuss.search.feedback import Feedback, Mark
 from nofuss.search.page.map import lay_out
 from nofuss.search.page.routes import address_of, name_of, query_of
-from nofuss.search.page.state import Derived, State, open_state
+from nofuss.search.page.state import State, open_state
 from nofuss.search.update import update_index
 from nofuss.search.verdict import Query
 from tests.tiny_run import draw
@@ -46,36 +45,14 @@ def test_a_new_state_begins_with_nothing_that_was_derived(state: State) -> None:
     name = state.index.sample(1)[0]
     was = state.index.get([name])[0].label
     assert was is not None
-    _ = state.map
+    assert state.map is state.map
     said = Feedback((Mark(name, "x", True), Correction(name, was, "plain")))
     new = replace(state, feedback=said)
     assert new.version != state.version
-    assert "map" in state.derived
-    assert "map" not in new.derived
+    assert new.map["classes"] != state.map["classes"]
     assert new.index.get([name])[0].label == "plain"
     assert state.index.get([name])[0].label == was, "the former one is as it was"
-    assert new.plane is state.plane, "where things lie does not follow from what people say"
-
-
-def test_what_is_derived_is_made_once() -> None:
-    """By the first of those who ask at the same time."""
-    derived, made, results = Derived(), list[int](), list[int]()
-    begun = threading.Barrier(4)
-
-    def make() -> int:
-        made.append(1)
-        return len(made)
-
-    def ask() -> None:
-        begun.wait()
-        results.append(derived.get("x", make))
-
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (made, results) == ([1], [1] * 4)
+    assert new.base.plane is state.base.plane, "where things lie does not follow from what people say"
 
 
 def test_an_address_gives_the_query_back(state: State) -> None:

@@ -41,7 +41,8 @@ HEADERS = {
     "Permissions-Policy": "camera=(), microphone=(), geolocation=()",
     "Cache-Control": "no-store",
 }
-ORIGIN = re.compile(r"(https?)://([a-z0-9.-]+|\[[0-9a-f:]+\])(?::([0-9]{1,5}))?/?")
+HOST = re.compile(r"([a-z0-9._-]+|\[[0-9a-f:.]+\])(?::([0-9]{1,5}))?")
+ORIGIN = re.compile(rf"(https?)://{HOST.pattern}/?")
 PORTS = {"http": "80", "https": "443"}
 """The ports that browsers leave out."""
 CLOSE = {"Connection": "close"}
@@ -152,13 +153,10 @@ class Guard:
 
     def _is_ours(self, host: str) -> bool:
         """Return whether a Host header names this server: host and port, and nothing else."""
-        try:
-            found = urlsplit(f"//{host}")
-            name, port = found.hostname, found.port or 80
-        except ValueError:
+        found = HOST.fullmatch(host.lower())
+        if found is None:
             return False
-        if name is None or found.netloc != host or "@" in host:
-            return False
+        name, port = found[1].strip("[]"), int(found[2] or 80)
         if name == self.proxy:
             return True  # a proxy may pass its port on, or not
         # DNS rebinding needs a name: a number in the Host header is safe on any interface.

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from nofuss.data.corrections import Correction, read_corrections
+from nofuss.errors import NofussError
 from nofuss.evaluate.findings import copies, doubtful_labels
 from nofuss.files import locked
 from nofuss.model.manifest import read_manifest
@@ -50,8 +52,7 @@ from nofuss.search.page.routes import (
     by_key,
     described,
     feedback_on,
-    name_of,
-    query_of,
+    read_query,
 )
 from nofuss.search.page.state import State, reopened
 from nofuss.search.verdict import calibrated
@@ -71,8 +72,11 @@ Act = Callable[[State, Content], tuple[State, Content]]
 """Of a state and what was sent: the state from now on, and the answer."""
 
 
-class OtherOnDiskError(Exception):
+class OtherOnDiskError(NofussError):
     """Another command has put something else in force than the page shows."""
+
+    def __init__(self) -> None:
+        super().__init__("another command has changed this run; the page shows it now, try again")
 
 
 def routes(page: Page) -> list[Route]:
@@ -89,17 +93,12 @@ def routes(page: Page) -> list[Route]:
         headers = {"Content-Disposition": 'attachment; filename="feedback.csv"'}
         return Response(_table(page.state), media_type="text/csv; charset=utf-8", headers=headers)
 
-    async def doubts(request: Request) -> Response:
-        state = page.state
-        make = state.derived.get
-        return Json({"labels": await run_sync(lambda: make("doubts", lambda: _doubts(state)))})
-
     return [
         Route("/api/feedback", acts(mark), methods=["POST"]),
         Route("/api/feedback.csv", table),
         Route("/api/learn", acts(learn), methods=["POST"]),
         Route("/api/undo", acts(undo), methods=["POST"]),
-        Route("/api/labels", doubts, methods=["GET"]),
+        Route("/api/labels", page.studies(doubts), methods=["GET"]),
         Route("/api/labels", acts(judge), methods=["POST"]),
     ]
 
@@ -112,9 +111,7 @@ async def _do(page: Page, act: Act, content: Content) -> Content:
             page.state, answer = await run_sync(act, state, content)
         except OtherOnDiskError:
             page.state = await run_sync(reopened, state)
-            raise HTTPException(
-                409, "another command has changed this run; the page shows it now, try again"
-            ) from None
+            raise
         except OSError as error:
             page.state = now = await run_sync(reopened, state)
             ended = "nothing changed" if now.version == state.version else "but it is in force"
@@ -129,12 +126,24 @@ async def _do(page: Page, act: Act, content: Content) -> Content:
 
 def mark(state: State, content: Content) -> tuple[State, Content]:
     """Keep marks of a query's results, and return all that there are."""
-    query, given = _query(content.get("query"), state), content.get("said")
-    if not isinstance(given, list) or not 0 < len(given) <= MOST_AT_ONCE:
-        raise HTTPException(400, f"expected a list of 1 to {MOST_AT_ONCE} marks")
-    append(state.run.path, [_mark(each, query, state) for each in given])
+    own(state)
+    try:
+        _, query = read_query(content["query"], state)
+        said = [Mark(query, by_key(state, s["item"]), s["same"]) for s in content["said"]]
+    except (AttributeError, KeyError, TypeError):
+        said = []
+    if not 0 < len(said) <= MOST_AT_ONCE or not all(map(_is_mark, said)):
+        words = (
+            f"expected a query, and 1 to {MOST_AT_ONCE} other items with same: true, false, null"
+        )
+        raise HTTPException(400, words)
+    append(state.run.path, said)
     now = replace(state, feedback=read_feedback(state.run.path))
     return now, feedback_on(now, query) or {}
+
+
+def _is_mark(mark: Mark) -> bool:
+    return isinstance(mark.same, bool | None) and mark.item != mark.query
 
 
 def learn(state: State, content: Content) -> tuple[State, Content]:
@@ -170,7 +179,7 @@ def undo(state: State, content: Content) -> tuple[State, Content]:
 def judge(state: State, content: Content) -> tuple[State, Content]:
     """Keep what somebody says of a label; it counts at once."""
     name, label = by_key(state, content.get("item")), content.get("label")
-    if label is not None and label not in state.classes:
+    if label is not None and label not in state.base.classes:
         raise HTTPException(400, "no such class; choose one of the list")
     with locked(state.run.path):
         before = _current(state)
@@ -214,27 +223,6 @@ def _commit(index: FolderIndex, state: State) -> State:
     return replace(state, stored=index)
 
 
-def _query(asked: Any, state: State) -> str:
-    """Return what marks call the query: the item's name, or that of a picture that was sent."""
-    own(state)
-    if not isinstance(asked, dict):
-        raise HTTPException(400, "expected a query: item or vector")
-    if (address := asked.get("vector")) is None:
-        return by_key(state, asked.get("item"))
-    query_of(str(address), state.encoder)
-    return name_of(str(address))
-
-
-def _mark(given: Any, query: str, state: State) -> Mark:
-    same = given.get("same", "") if isinstance(given, dict) else ""
-    if not isinstance(same, bool | None):
-        raise HTTPException(400, "a mark is an item and same: true, false or null")
-    name = by_key(state, given.get("item"))
-    if name == query:
-        raise HTTPException(400, "an item is the same as itself")
-    return Mark(query, name, same)
-
-
 def _table(state: State) -> bytes:
     """Return all marks as CSV; names are relative to the folder of all items."""
     names = own(state).names
@@ -257,18 +245,18 @@ def _judged(state: State) -> dict[str, str | None]:
     return {n: each.corrected for n, each in said.items() if each != trained.get(n)}
 
 
-def _doubts(state: State) -> list[dict[str, Any]]:
+@lru_cache(maxsize=1)  # of the state that is shown
+def doubts(state: State) -> Content:
     """Return doubtful labels, copies with different ones, and what was corrected."""
     stored, judged = own(state), _judged(state)
-    shown = corrected(stored, state.feedback)
-    codes = shown.codes
+    index = corrected(stored, state.feedback)
+    codes = index.codes
     rows = np.flatnonzero(codes >= 0)
     if len(rows) < 3:
-        return []
-    _, labels = np.unique(codes[rows], return_inverse=True)
-    names = [shown.names[row] for row in rows]
+        return {"labels": []}
+    names, labels = [index.names[row] for row in rows], codes[rows]
     queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
-    nearest = neighbours(shown.vectors[rows].numpy(), queries=queries)
+    nearest = neighbours(index.vectors[rows].numpy(), queries=queries)
     near = dict(zip(nearest.queries.tolist(), nearest.items, strict=True))
     evidence: dict[int, tuple[str, NDArray[np.int64]]] = {
         doubt.item: ("label", near[doubt.item][: doubt.places])
@@ -288,4 +276,4 @@ def _doubts(state: State) -> list[dict[str, Any]]:
         label = stored.labels[rows[item]]  # as the data say
         return doubt | said | {"label": label, "judged": judged.get(names[item])}
 
-    return [doubt_of(item, *why) for item, why in evidence.items()]
+    return {"labels": [doubt_of(item, *why) for item, why in evidence.items()]}

@@ -2,11 +2,10 @@
 
     GET  /                     the page; its scripts and styles
     GET  /api/about            run, scores, number of items, classes
-    GET  /api/items/KEY        name, label and columns of an item
     GET  /api/some             random items to start from
     GET  /api/search           neighbours of item=KEY, or of vector=… of an address
     POST /api/search           neighbours of the picture in the body; class=, where=: only these
-    GET  /api/map              items and proxies on a plane
+    GET  /api/map              items and proxies on a plane; the first takes some seconds
     GET  /pictures/KEY         an item's picture, small, encoded again
 
 A handler reads the page's state once. An upload is the raw body, limited in size, and decoded in a
@@ -90,16 +89,16 @@ class Page:
         self.decoding = anyio.CapacityLimiter(PROCESSES)
         self.embedding = anyio.CapacityLimiter(1)  # one picture at a time takes all processors
         self.searching = anyio.CapacityLimiter(SEARCHES)
+        self.studying = anyio.CapacityLimiter(1)  # who waits finds what the first has made
 
     def routes(self) -> list[Route]:
         """Return the requests that change nothing."""
         return [
             Route("/api/about", self._reads(about)),
-            Route("/api/items/{key}", self._reads(item)),
             Route("/api/some", self._reads(some)),
             Route("/api/search", self._reads(neighbours), methods=["GET"]),
             Route("/api/search", self.upload, methods=["POST"]),
-            Route("/api/map", self.map),
+            Route("/api/map", self.studies(lambda state: state.map)),
             Route("/pictures/{key}", self.picture),
         ]
 
@@ -107,8 +106,16 @@ class Page:
         """Return a handler that answers what a function says of the state."""
 
         async def handler(request: Request) -> Response:
-            state, asked = self.state, {**request.query_params, **request.path_params}
+            state, asked = self.state, request.query_params
             return Json(await self.ask(state, lambda: answer(state, asked)))
+
+        return handler
+
+    def studies(self, answer: Callable[[State], dict[str, Any]]) -> Handler:
+        """Return a handler that answers what takes seconds, for one after the other."""
+
+        async def handler(_: Request) -> Response:
+            return Json(await run_sync(answer, self.state, limiter=self.studying))
 
         return handler
 
@@ -129,11 +136,6 @@ class Page:
         found = await self.ask(state, lambda: _answer(state, query, options, name_of(address)))
         sent = {"picture": data_uri(seen.content, seen.media), "vector": address}
         return Json(found | {"query": sent, "embedding_ms": spent})
-
-    async def map(self, request: Request) -> Response:
-        """Return the map; the first call takes some seconds."""
-        state = self.state
-        return Json(await run_sync(lambda: state.map))
 
     async def picture(self, request: Request) -> Response:
         """Return an item's picture by its key; pictures are never named in any other way."""
@@ -239,11 +241,11 @@ def read_options(asked: Asked, state: State) -> Options:
         raise HTTPException(400, f"k must be a whole number from 1 to {MOST}")
     parts, only = list[Condition](), None
     if words.strip():
-        only = state.matching(words)
+        only = state.base.matching(words)
         if not only:
             words = printable(words[:80])
             raise HTTPException(400, f"there is no class like “{words}”; try a part")
-        parts.append(Compare(LABEL, "in", tuple(state.classes[code] for code in only)))
+        parts.append(Compare(LABEL, "in", tuple(state.base.classes[code] for code in only)))
     if text.strip():
         try:
             parts.append(parse_filter(text, state.index.about.types))
@@ -258,6 +260,15 @@ def by_key(state: State, key: Any) -> str:
     if name is None:
         raise HTTPException(404, "this item is not in the index; search from another one")
     return name
+
+
+def read_query(asked: Mapping[str, Any], state: State) -> tuple[Query, str]:
+    """Return what is searched for, and what feedback calls it."""
+    if (address := asked.get("vector")) is not None:
+        return query_of(str(address), state.encoder), name_of(str(address))
+    name = by_key(state, asked.get("item"))
+    [vector] = state.base.vectors_of([name])
+    return Query(vector), name
 
 
 def address_of(query: Query, encoder: Encoder) -> str:
@@ -304,16 +315,11 @@ def about(state: State, asked: Asked) -> dict[str, Any]:
         "items": index.count(),
         "columns": {name: kind for name, kind in index.about.types.items() if name != LABEL},
         "own_index": isinstance(index, FolderIndex),
-        "classes": state.classes,
+        "classes": state.base.classes,
         "pictures": state.encoder.preprocessing is not None,
         "max_upload": MAX_UPLOAD,
         "most": MOST,
     }
-
-
-def item(state: State, asked: Asked) -> dict[str, Any]:
-    """Return the name, label and columns of an item."""
-    return described(state, [by_key(state, asked["key"])])[0]
 
 
 def some(state: State, asked: Asked) -> dict[str, Any]:
@@ -321,36 +327,30 @@ def some(state: State, asked: Asked) -> dict[str, Any]:
     _, only, where = read_options(asked, state)
     names = state.index.sample(1 if where else SOME, seed=secrets.randbits(32))
     if where and names:
-        [vector] = state.vectors_of(names)  # near any item will do
+        [vector] = state.base.vectors_of(names)  # near any item will do
         names = [hit.name for hit in state.search(Query(vector), SOME, where).hits]
     return {"results": described(state, names), "classes": only}
 
 
 def neighbours(state: State, asked: Asked) -> dict[str, Any]:
     """Return the neighbours of an item of the index, or of a picture that was sent before."""
-    options = read_options(asked, state)
-    if (address := asked.get("vector")) is not None:
-        query = query_of(address, state.encoder)
-        return _answer(state, query, options, name_of(address)) | {"query": {}}
-    name = by_key(state, asked.get("item"))
-    [vector], [shown] = state.vectors_of([name]), described(state, [name])
-    return _answer(state, Query(vector), options, name, without=name) | {"query": shown}
+    options, (query, name) = read_options(asked, state), read_query(asked, state)
+    [shown] = described(state, [name]) or [{}]
+    return _answer(state, query, options, name) | {"query": shown}
 
 
-def _answer(
-    state: State, query: Query, options: Options, name: str, *, without: str | None = None
-) -> dict[str, Any]:
-    """Search; name: what feedback calls the query."""
-    found = state.search(query, options.k, options.where, without=without)
+def _answer(state: State, query: Query, options: Options, name: str) -> dict[str, Any]:
+    """Search; name: what feedback calls the query, which does not find itself."""
+    found = state.search(query, options.k, options.where, without=name)
     types = state.index.about.types
     results = [
         _described(hit, types) | {"rank": rank, "distance": round(hit.distance, 4)}
         for rank, hit in enumerate(found.hits, 1)
     ]
     place = None
-    if state.is_drawn:
-        vectors = state.vectors_of([hit.name for hit in found.hits])
-        place, *places = state.plane.place(torch.cat([found.vector[None], vectors])).tolist()
+    if state.base.is_drawn:
+        vectors = state.base.vectors_of([hit.name for hit in found.hits])
+        place, *places = state.base.plane.place(torch.cat([found.vector[None], vectors])).tolist()
         if len(places) == len(results):  # none has left the index a moment ago
             results = [each | {"place": at} for each, at in zip(results, places, strict=True)]
     return {

@@ -45,7 +45,7 @@ def build_app(
 
     @asynccontextmanager
     async def draw_ahead(app: Starlette) -> Any:
-        drawing = asyncio.create_task(run_sync(lambda: state.map))
+        drawing = asyncio.create_task(run_sync(lambda: state.map, limiter=page.studying))
         page.pool.start()
         yield
         drawing.cancel()

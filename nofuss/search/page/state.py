@@ -5,12 +5,11 @@ replaces it by one assignment, so that no answer is made of two states.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from threading import Lock
-from typing import Any, TypeVar
+from typing import Any
 
 from PIL import Image
 from torch import Tensor
@@ -29,7 +28,7 @@ from nofuss.search.feedback import Feedback, corrected
 from nofuss.search.filter import Condition
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, Index, vectors_of
-from nofuss.search.page.map import ANCHORS, SHOWN, Plane, Stars, lay_out, map_of, stars_of
+from nofuss.search.page.map import ANCHORS, SHOWN, Plane, lay_out, map_of, stars_of
 from nofuss.search.search import Answer, open_search, search
 from nofuss.search.verdict import Query
 
@@ -37,7 +36,6 @@ SIDE = 224
 """Longest side of a picture on the page."""
 ARRAYS = (".npz", ".safetensors")
 _ROW = re.compile("[0-9]{1,18}")
-_Made = TypeVar("_Made")
 
 
 class Pictures:
@@ -72,23 +70,48 @@ class Pictures:
             return None
 
 
-class Derived:
-    """What follows from a state: made once, by whoever asks for it first."""
+class Base:
+    """What follows from the items and the model alone, whatever people say of them."""
 
-    def __init__(self) -> None:
-        self._made: dict[str, Any] = {}
-        self._making: dict[str, Lock] = {}
+    def __init__(self, run: Run, encoder: Encoder, index: Index) -> None:
+        self.encoder, self.index = encoder, index
+        proxies = load_proxies(run.path, encoder.digest, encoder.dim).proxies
+        self.stars = stars_of(proxies, encoder.class_names)
 
-    def get(self, name: str, make: Callable[[], _Made]) -> _Made:
-        """Return what has this name; others who ask meanwhile wait."""
-        with self._making.setdefault(name, Lock()):
-            if name not in self._made:
-                self._made[name] = make()
-        made: _Made = self._made[name]
-        return made
+    @cached_property
+    def classes(self) -> list[str]:
+        """Names of the classes in the data, sorted; corrections name no others."""
+        if isinstance(self.index, FolderIndex):
+            labels = {*self.index.labels}
+        else:
+            labels = {item.label for item in self.index.items()}
+        return sorted(label for label in labels if label is not None)
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._made
+    @cached_property
+    def pictures(self) -> Pictures:
+        """Those of the items."""
+        return Pictures(self.index.about.sources)
+
+    @cached_property
+    def plane(self) -> Plane:
+        """Where the map places vectors; the first who asks waits for some seconds."""
+        return lay_out(self.vectors_of(self.index.sample(ANCHORS)), self.stars.vectors)
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the map has been drawn."""
+        return "plane" in vars(self)
+
+    def vectors_of(self, names: Sequence[str]) -> Tensor:
+        """Return the vectors (n, D) of those items that are there, as the model was trained."""
+        return vectors_of(self.index.get(names, vectors=True), self.encoder.dim)
+
+    def matching(self, words: str) -> list[int]:
+        """Return the classes that are named so, else those whose name contains the words."""
+        if words in self.classes:
+            return [self.classes.index(words)]
+        part = words.casefold().strip()
+        return [i for i, name in enumerate(self.classes) if part in name.casefold()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +127,8 @@ class State:
     stored: Index
     """As it is on disk, with what was learned in force."""
     feedback: Feedback
-    stars: Stars
-    drawn: Derived = field(default_factory=Derived)
-    """What follows from the items alone: the plane, their pictures."""
-    derived: Derived = field(default_factory=Derived, init=False)
-    """What follows from all of it; a new state begins with nothing."""
+    base: Base
+    """Shared by all states of these items."""
 
     @cached_property
     def index(self) -> Index:
@@ -127,38 +147,6 @@ class State:
         return "the index of this run" if self.url is None else self.stored.place
 
     @property
-    def classes(self) -> list[str]:
-        """Names of the classes in the data, sorted; corrections name no others."""
-
-        def read() -> list[str]:
-            index = self.stored
-            if isinstance(index, FolderIndex):
-                labels = index.labels
-            else:
-                labels = [item.label for item in index.items()]
-            return sorted({label for label in labels if label is not None})
-
-        return self.drawn.get("classes", read)
-
-    def matching(self, words: str) -> list[int]:
-        """Return the classes that are named so, else those whose name contains the words."""
-        if words in self.classes:
-            return [self.classes.index(words)]
-        part = words.casefold().strip()
-        return [i for i, name in enumerate(self.classes) if part in name.casefold()]
-
-    def vectors_of(self, names: Sequence[str]) -> Tensor:
-        """Return the vectors (n, D) of those items that are there, as the model was trained."""
-        return vectors_of(self.index.get(names, vectors=True), self.encoder.dim)
-
-    def search(
-        self, query: Query, k: int, where: Condition | None = None, *, without: str | None = None
-    ) -> Answer:
-        """Return the k best of a query, among all items or those that pass a filter."""
-        options: dict[str, Any] = {"where": where, "without": without, "rerank": self.rerank}
-        return search(self.index, self.encoder, query, k, **options)
-
-    @property
     def scores(self) -> dict[str, float]:
         """Recall@1 and MAP@R of the run's last evaluation; empty where there is none."""
         try:
@@ -168,51 +156,36 @@ class State:
         found = {name: stored.get(name) for name in ("recall@1", "map@r")}
         return {n: s for n, s in found.items() if isinstance(s, float) and 0 <= s <= 1}
 
+    def search(
+        self, query: Query, k: int, where: Condition | None = None, *, without: str | None = None
+    ) -> Answer:
+        """Return the k best of a query, among all items or those that pass a filter."""
+        options: dict[str, Any] = {"where": where, "without": without, "rerank": self.rerank}
+        return search(self.index, self.encoder, query, k, **options)
+
     def picture(self, name: str) -> Path | Image.Image | None:
         """Return an item's picture, or the file that holds it; None where there is none."""
-        if self.encoder.preprocessing is None:
-            return None
-        return self.drawn.get("pictures", lambda: Pictures(self.index.about.sources))[name]
+        return None if self.encoder.preprocessing is None else self.base.pictures[name]
 
-    @property
-    def plane(self) -> Plane:
-        """Where the map places vectors; drawn by the first call, which takes some seconds."""
-
-        def draw() -> Plane:
-            return lay_out(self.vectors_of(self.index.sample(ANCHORS)), self.stars.vectors)
-
-        return self.drawn.get("plane", draw)
-
-    @property
-    def is_drawn(self) -> bool:
-        """Whether the map has been drawn."""
-        return "plane" in self.drawn
-
-    @property
+    @cached_property
     def map(self) -> dict[str, Any]:
         """The page's map."""
-
-        def draw() -> dict[str, Any]:
-            names = self.index.sample(SHOWN)
-            items, vectors = self.index.get(names), self.vectors_of(names)
-            return map_of(self.plane, items, vectors, self.stars, self.classes)
-
-        return self.derived.get("map", draw)
+        names, base = self.index.sample(SHOWN), self.base
+        items, vectors = self.index.get(names), base.vectors_of(names)
+        return map_of(base.plane, items, vectors, base.stars, base.classes)
 
 
 def open_state(run: Run, url: str | None = None, *, rerank: bool = True) -> State:
     """Open what `nofuss search` would search in, with the model and its proxies."""
     found = open_search(run, url)
-    encoder = found.encoder
-    proxies = load_proxies(run.path, encoder.digest, encoder.dim).proxies
-    stars = stars_of(proxies, encoder.class_names)
-    return State(run, url, rerank, encoder, found.stored, found.feedback, stars)
+    encoder, stored = found.encoder, found.stored
+    return State(run, url, rerank, encoder, stored, found.feedback, Base(run, encoder, stored))
 
 
 def reopened(state: State) -> State:
     """Return what is on disk now; the map stays drawn where the items are the same."""
     now = open_state(state.run, state.url, rerank=state.rerank)
-    return replace(now, drawn=state.drawn) if _items(now) == _items(state) else now
+    return replace(now, base=state.base) if _items(now) == _items(state) else now
 
 
 def _items(state: State) -> object:
