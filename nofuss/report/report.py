@@ -6,7 +6,6 @@ duplicates are also listed in suspects.csv. Whatever a class or a file is called
 markup: autoescape is on for every value, and only the drawings of figures.py arrive as markup.
 """
 
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, UndefinedError
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from nofuss import files
 from nofuss.data.collection import Collection
 from nofuss.data.scan import find_duplicates
 from nofuss.errors import NofussError, RunError
 from nofuss.evaluate.findings import doubtful_labels
-from nofuss.evaluate.protocol import compared, describe_gain, headline
 from nofuss.progress import Progress, silent, working
 from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
@@ -48,9 +46,8 @@ def write_report(
                 "report/report.html",
                 title=run.resolve().name,
                 description=stored["data"].get("description", ""),
-                lead=_lead(stored["scores"], "pictures" if collection.has_pictures else "vectors"),
                 sections={
-                    "scores": sections.scores(stored["scores"]),
+                    "scores": sections.scores(stored["scores"], collection),
                     "choice": sections.choice(stored["choice"].get("choice", {})),
                     "search": sections.search(model.get("extra", {})),
                     "training": sections.training(_metrics(run)),
@@ -127,18 +124,13 @@ def _templates() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters |= {
-        "anchor": lambda title: title.lower().replace(" ", "-"),
         "count": lambda number: f"{number:,}",
         "plain": plain,
         "percent": _percent,
-        "bold_score": _bold_score,
+        "breakable": lambda name: Markup("_<wbr>").join(name.split("_")),
         "sentence": lambda words: f"{words[0].upper()}{words[1:]}." if words else "",
     }
     return environment
-
-
-def _bold_score(sentence: str) -> Markup:
-    return Markup(re.sub(r"\d+ of 100", r"<b>\g<0></b>", escape(sentence), count=1))
 
 
 def _percent(fraction: float, digits: int = 0) -> str:
@@ -149,39 +141,6 @@ def plain(text: object) -> str:
     """Return text that can't break out of a line, table cell or code block of Markdown."""
     printable = "".join(c if c.isprintable() else "�" for c in str(text))
     return printable.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")
-
-
-def _lead(scores: dict[str, Any], what: str) -> dict[str, Any] | None:
-    """Return the result for the page's first sentences; None where nothing was scored."""
-    main = next((name for name in ("recall@1", "ordered") if name in scores), None)
-    if main is None:
-        return None
-    gain, by_class = scores.get("gain"), main == "recall@1"
-    return {
-        "headline": headline(scores, what),
-        "interval": scores.get(f"{main}_interval"),
-        "gain": gain and describe_gain(gain),
-        "over": gain and gain["over"],
-        "verdict": gain and _verdict(gain),
-        "compared": None if by_class else compared(scores),
-        "queries": scores["queries"] if by_class else None,
-        "classes": scores["classes"] if by_class else None,
-        "folds": folds if type(folds := scores.get("folds")) is int else 0,
-    }
-
-
-def _verdict(gain: dict[str, Any]) -> str:
-    """Return whether learning was worth it, by the 95% intervals of all paired differences."""
-    differences = [gain[name] for name in ("recall@1", "map@r", "ordered") if name in gain]
-    low = min(difference[1] for difference in differences)
-    high = max(difference[2] for difference in differences)
-    if low == high == 0:  # the untrained features were kept
-        return "made no difference"
-    if low >= 0 and any(difference[1] > 0 for difference in differences):
-        return "paid off"
-    if high <= 0 and any(difference[2] < 0 for difference in differences):
-        return "made it worse"
-    return "made little difference"
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:

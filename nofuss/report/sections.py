@@ -4,6 +4,7 @@ Each function returns the values that the macro of the same name in report.html 
 where the run has nothing to show there. All of it is plain data but for the drawings.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from nofuss.data.collection import Collection
 from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.evaluate.findings import DoubtfulLabel, Neighbours, confusions, project
+from nofuss.evaluate.protocol import compared, describe_gain, headline
 from nofuss.files import csv_text
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.ranking.rerank import Rerank
@@ -27,6 +29,8 @@ Groups = Sequence[Sequence[int]]
 
 NEIGHBOURS = 8
 """Neighbours that are shown beside a query."""
+FIRST = {"Random queries": 3, "Worst": 2}
+"""Queries that the report opens with; the others fold open."""
 CARDS = 12
 """Suspects of a kind that the page shows; suspects.csv lists all."""
 SIDE = 112
@@ -47,24 +51,48 @@ _SPLIT = {"train": "trained on", "val": "validation", "test": "test"}
 # What was learned
 
 
-def scores(stored: dict[str, Any]) -> Section | None:
-    """Compare the run with what needs no training."""
+def scores(stored: dict[str, Any], collection: Collection) -> Section | None:
+    """Tell in one sentence how good the run is, and compare it with what needs no training."""
     main = next((name for name in _CAPTIONS if name in stored), None)
     if main is None:
         return None
-    name = stored.get("method", "this run")
+    name, gain, by_class = stored.get("method", "this run"), stored.get("gain"), main == "recall@1"
     reranked = {f"{name}, re-ranked": stored["reranked"]} if "reranked" in stored else {}
     methods = {name: stored} | reranked | stored.get("baselines", {})
     points = [
         (name, of[main], of.get(f"{main}_interval")) for name, of in methods.items() if main in of
     ]
+    sentence = headline(stored, "pictures" if collection.has_pictures else "vectors")
     return {
+        "sentence": re.split(r"(\d+ of 100)", sentence, maxsplit=1),
+        "interval": stored.get(f"{main}_interval"),
+        "gain": gain and describe_gain(gain),
+        "over": gain and gain["over"],
+        "verdict": gain and _verdict(gain),
+        "compared": None if by_class else compared(stored),
+        "queries": stored["queries"] if by_class else None,
+        "classes": stored["classes"] if by_class else None,
+        "folds": folds if type(folds := stored.get("folds")) is int else 0,
         "methods": list(methods),
         "rows": _score_rows(methods),
         "chart": figures.score_chart(points, _CAPTIONS[main]),
         "caption": _CAPTIONS[main],
         "protocol": stored.get("protocol", ""),
     }
+
+
+def _verdict(gain: dict[str, Any]) -> str:
+    """Return whether learning was worth it, by the 95% intervals of all paired differences."""
+    differences = [gain[name] for name in ("recall@1", "map@r", "ordered") if name in gain]
+    low = min(difference[1] for difference in differences)
+    high = max(difference[2] for difference in differences)
+    if low == high == 0:  # the untrained features were kept
+        return "made no difference"
+    if low >= 0 and any(difference[1] > 0 for difference in differences):
+        return "paid off"
+    if high <= 0 and any(difference[2] < 0 for difference in differences):
+        return "made it worse"
+    return "made little difference"
 
 
 def _score_rows(methods: Mapping[str, Mapping[str, Any]]) -> list[Section]:
@@ -162,7 +190,13 @@ def neighbours(items: Items, nearest: Neighbours, *, seed: int, tested: bool) ->
     """Show queries with their nearest pictures; `tested` are those of classes never seen."""
     if not items.collection.has_pictures:
         return None
-    return {"tested": tested, "groups": retrieval_grid(items, nearest, seed=seed)}
+    groups = retrieval_grid(items, nearest, seed=seed)
+    counts = [FIRST.get(group["title"], 0) for group in groups]
+    return {
+        "tested": tested,
+        "first": [g | {"rows": g["rows"][:n]} for g, n in zip(groups, counts, strict=True)],
+        "more": [g | {"rows": g["rows"][n:]} for g, n in zip(groups, counts, strict=True)],
+    }
 
 
 def retrieval_grid(items: Items, nearest: Neighbours, *, seed: int = 0) -> list[Section]:

@@ -174,15 +174,28 @@ def test_it_says_what_the_files_say(page: Page, picture_run: Path) -> None:
     low, high = scores["recall@1_interval"]
     assert f"{100 * low:.1f} to {100 * high:.1f}" in page.text
     assert json.loads((picture_run / "environment.json").read_text())["command"] in page.text
-    for heading in ("Training", "Neighbours", "Suspects in the data", "Map", "Bounds", "Settings"):
+    for heading in (
+        "Training",
+        "More neighbours",
+        "Suspects in the data",
+        "Map",
+        "Bounds",
+        "Settings",
+    ):
         assert heading in page.text
     assert "✓" in page.text
     assert "4√ε" in page.text
 
 
-def test_every_link_within_leads_somewhere(page: Page) -> None:
-    places = {attributes.get("id") for _, attributes in page.tags}
-    assert {(a["href"] or "")[1:] for a in page.named("a") if a["href"] != "suspects.csv"} <= places
+def test_it_opens_with_a_sentence_a_picture_and_a_chart(picture_run: Path) -> None:
+    """All else folds open."""
+    opening, *folded = (picture_run / "report.html").read_text().split("<details>")
+    assert re.search(r"Finds the right class first for <b>\d+ of 100</b> pictures", opening)
+    first = Page(opening.encode())
+    assert len(first.named("svg")) == 1
+    assert len(first.named("ol")) == 5
+    assert "95%" not in first.text.replace("with 95% intervals", "")
+    assert len(folded) > 6
 
 
 def test_the_duplicates_are_those_of_the_doctor(tmp_path: Path) -> None:
@@ -213,7 +226,7 @@ def test_the_duplicates_are_those_of_the_doctor(tmp_path: Path) -> None:
 def test_vectors_have_no_grid(vector_run: Path) -> None:
     page = Page(vector_run / "report.html")
     assert page.named("img") == []
-    assert "Neighbours" not in page.text
+    assert "More neighbours" not in page.text
     assert "their PCA" in page.text
     assert "Bounds" in page.text
     assert page.named("svg")

@@ -52,7 +52,9 @@ def test_a_new_state_begins_with_nothing_that_was_derived(state: State) -> None:
     assert new.map["classes"] != state.map["classes"]
     assert new.index.get([name])[0].label == "plain"
     assert state.index.get([name])[0].label == was, "the former one is as it was"
-    assert new.base.plane is state.base.plane, "where things lie does not follow from what people say"
+    assert new.base.plane is state.base.plane, (
+        "where things lie does not follow from what people say"
+    )
 
 
 def test_an_address_gives_the_query_back(state: State) -> None:
