@@ -398,6 +398,7 @@ def test_files_that_can_not_be_used_are_one_line(server: Server, run: Path) -> N
     found = search(server, f"item={server.item(0)}&k=1")
     query = {"item": found["query"]["item"]}
     said = [{"item": found["results"][0]["item"], "same": True}]
+    assert tell(server, "/api/feedback", {"query": query, "said": said}).status == 200
     kept, file = (run / FILE).read_bytes(), run / FILE
     file.unlink()
     os.mkfifo(file)  # opening it must not wait for a writer
