@@ -174,7 +174,7 @@ def at_start(source: Source) -> str:
     """Say which proxies are the closest of some training item before the first step."""
     rate = source.budget.rates[0]
     settings = trial_of(source, "proxy-nca", rate, assignment="dynamic").settings
-    rows = source.train_rows
+    rows = source.split(None)[0]
     items = source.collection.subset(rows)
     embedder = build_model(settings, settings.preset, items, side=source.data.side)
     features = None if source.features is None else source.features[rows]

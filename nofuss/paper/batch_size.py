@@ -7,8 +7,6 @@ minutes, only Proxy-NCA is tried, of which the paper speaks, with fewer sizes.
 
 from collections.abc import Mapping
 
-import numpy as np
-
 from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper import page
 from nofuss.paper.published import METHODS
@@ -27,7 +25,7 @@ def sizes_of(source: Source, loss: str) -> list[int]:
     """Return the batches that a method is tried with; N-pairs needs a class for every two items."""
     if source.budget.long:
         return sorted({source.budget.batch_of(loss), *LONG_SIZES})
-    most = {"clustering": 64, "n-pairs": 2 * len(np.unique(source.labels(source.train_rows)))}
+    most = {"clustering": 64, "n-pairs": 2 * source.train_classes}
     return [size for size in SIZES if size <= most.get(loss, SIZES[-1])]
 
 
@@ -50,23 +48,15 @@ def entry(runner: Runner) -> page.Entry:
     own = curves["proxy-nca"]
     gaps = {s: page.difference(some, own[usual]) for s, some in own.items() if s != usual}
     word, sentence = verdict(gaps, usual)
+    of = "the batch, with as many items seen"
+    table, figure = page.sweep(curves, METHODS, of, "items in a batch", {})
     return page.Entry(
         title=f"Section 5: the batch, {source.title}",
         claim="Proxy-NCA needs no large batches; its results are stable when they grow.",
         verdict=word,
         sentence=sentence,
-        tables=[
-            page.sweep_table(
-                curves,
-                METHODS,
-                "Recall@1, %, by batch size, with as many items seen; ± is the 95% t-interval "
-                "over seeds",
-                "",
-            )
-        ],
-        figures=[
-            page.sweep_figure(curves, METHODS, "Recall@1 against the batch", "items in a batch")
-        ],
+        tables=[table],
+        figures=[figure],
         values={
             "recall@1": {m: page.summaries(curve) for m, curve in curves.items()},
             "best_minus_worst": moves,

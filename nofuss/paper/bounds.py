@@ -6,10 +6,10 @@ too. A bound that reaches the largest value its left side can have says nothing,
 
 from collections.abc import Mapping, Sequence
 from statistics import mean
-from typing import Any
 
 from nofuss.paper import page
 from nofuss.paper.runner import Runner
+from nofuss.training.callbacks import flat_numbers
 
 BOUNDS = {
     "ranking": "ranking, d = |x − y|",
@@ -20,8 +20,8 @@ BOUNDS = {
 }
 EPSILONS = {"epsilon": "largest (ε)", "epsilon_95": "95th percentile", "epsilon_mean": "mean"}
 SIDES = {"left": "instances", "right": "bound"}
-Row = Mapping[str, Any]
-"""What one epoch measured; the first row is from before training."""
+Rows = Sequence[Mapping[str, float]]
+"""What one epoch measured, a row per seed; the first epoch is from before training."""
 Ends = tuple[Mapping[str, float], Mapping[str, float]]
 """Left and right side of a bound, and its largest value, before and after training."""
 
@@ -29,27 +29,35 @@ Ends = tuple[Mapping[str, float], Mapping[str, float]]
 def entry(runner: Runner) -> page.Entry:
     """Return a figure of ε, one for each bound, and what the last epoch shows."""
     found = runner.run({"": runner.seeds("proxy-nca", record="bounds")})[""]
-    epochs: list[tuple[Row, ...]] = list(zip(*(r["curve"] for r in found), strict=True))
-    ends: dict[str, Ends] = {
-        name: (_means(epochs[0], name), _means(epochs[-1], name)) for name in BOUNDS
-    }
-    epsilon = [mean(row["corrected"]["epsilon"] for row in epochs[at]) for at in (0, -1)]
+    curves = zip(*(result["curve"] for result in found), strict=True)
+    epochs: list[Rows] = [[flat_numbers(row) for row in rows] for rows in curves]
+    first, last = (
+        {key: mean(row[key] for row in rows) for key in rows[0]} for rows in (epochs[0], epochs[-1])
+    )
+    ends: dict[str, Ends] = {name: (_sides(first, name), _sides(last, name)) for name in BOUNDS}
+    epsilon = [first["corrected/epsilon"], last["corrected/epsilon"]]
     word, sentence = verdict({words: ends[name] for name, words in BOUNDS.items()}, epsilon)
-    violated = {
-        which: {name: violations(epochs, which, name) for name in BOUNDS}
-        for which in ("corrected", "printed")
-    }
-    head = [f"{when} {side}" for when in ("start:", "end:") for side in SIDES.values()]
     rows = [
         [
             words,
             *(f"{end[side]:.3f}" for end in ends[name] for side in SIDES),
             f"{ends[name][-1]['largest']:.3f}" + " (says nothing)" * says_nothing(ends[name][-1]),
-            *(f"{violated[which][name][0]:,}" for which in violated),
+            *(
+                f"{violations(epochs, f'{which}/{name}')[0]:,}"
+                for which in ("corrected", "printed")
+            ),
         ]
         for name, words in BOUNDS.items()
     ]
-    triplets = violated["corrected"]["triplet"][1]
+    head = [f"{when} {side}" for when in ("start:", "end:") for side in SIDES.values()]
+    about = (
+        "Means over triplets and seeds, with the corrected constants; violations over all epochs, "
+        f"of {violations(epochs, 'corrected/triplet')[1]:,} triplets for Proposition 4.2"
+    )
+    lines = {"|x − p(x)|² of training items": EPSILONS} | {
+        words: {f"{name}/{side}": of for side, of in SIDES.items()}
+        for name, words in BOUNDS.items()
+    }
     return page.Entry(
         title=f"Sections 3.3, 4.2: do the bounds tighten? {runner.source.title}",
         claim="The loss over proxies bounds the loss over instances, the tighter the smaller ε; "
@@ -58,37 +66,28 @@ def entry(runner: Runner) -> page.Entry:
         sentence=sentence,
         tables=[
             page.Table(
-                "Means over triplets and seeds, with the corrected constants; violations over all "
-                f"epochs, of {triplets:,} triplets for Proposition 4.2",
-                ["", *head, "largest possible", "violated", "violated as printed"],
-                rows,
+                about, ["", *head, "largest possible", "violated", "violated as printed"], rows
             )
         ],
-        figures=[
-            _figure(
-                epochs, "|x − p(x)|² of training items", {w: (k,) for k, w in EPSILONS.items()}
-            ),
-            *(
-                _figure(epochs, words, {w: (name, side) for side, w in SIDES.items()})
-                for name, words in BOUNDS.items()
-            ),
-        ],
+        figures=[_figure(epochs, title, keys) for title, keys in lines.items()],
         values={
             "epsilon": dict(zip(("start", "end"), epsilon, strict=True)),
             "bounds": {name: {"start": a, "end": b} for name, (a, b) in ends.items()},
             "violations_of_printed": {
-                name: dict(zip(("count", "triplets"), violated["printed"][name], strict=True))
+                name: dict(
+                    zip(("count", "triplets"), violations(epochs, f"printed/{name}"), strict=True)
+                )
                 for name in ("nca", "triplet")
             },
         },
     )
 
 
-def violations(epochs: Sequence[Sequence[Row]], which: str, name: str) -> tuple[int, int]:
+def violations(epochs: Sequence[Rows], bound: str) -> tuple[int, int]:
     """Return how many triplets violate an inequality, over epochs and seeds, and of how many."""
-    bounds = [row[which][name] for rows in epochs for row in rows]
-    violated = sum(round(bound["violations"] * bound["triplets"]) for bound in bounds)
-    return violated, sum(bound["triplets"] for bound in bounds)
+    rows = [row for rows in epochs for row in rows]
+    violated = sum(round(row[f"{bound}/violations"] * row[f"{bound}/triplets"]) for row in rows)
+    return violated, sum(round(row[f"{bound}/triplets"]) for row in rows)
 
 
 def says_nothing(end: Mapping[str, float]) -> bool:
@@ -98,12 +97,12 @@ def says_nothing(end: Mapping[str, float]) -> bool:
 
 def verdict(ends: Mapping[str, Ends], epsilon: Sequence[float]) -> tuple[page.Verdict, str]:
     """Say which bounds are closer at the end than at the start, and say anything there."""
+    empty = [name for name, (_, b) in ends.items() if says_nothing(b)]
     tighter = [
         name
         for name, (a, b) in ends.items()
-        if b["right"] - b["left"] < a["right"] - a["left"] and not says_nothing(b)
+        if b["right"] - b["left"] < a["right"] - a["left"] and name not in empty
     ]
-    empty = [name for name, (_, b) in ends.items() if says_nothing(b)]
     word: page.Verdict = "partly confirmed" if tighter else "contradicted"
     if len(tighter) == len(ends):
         word = "confirmed"
@@ -115,27 +114,21 @@ def verdict(ends: Mapping[str, Ends], epsilon: Sequence[float]) -> tuple[page.Ve
     )
 
 
-def _means(rows: Sequence[Row], name: str) -> dict[str, float]:
-    """Return the sides of a bound in one epoch, as means over seeds."""
-    keys = (*SIDES, "largest")
-    return {k: mean(row["corrected"][name][k] for row in rows) for k in keys}
+def _sides(means: Mapping[str, float], name: str) -> dict[str, float]:
+    """Return the sides of a bound and its largest value."""
+    return {key: means[f"corrected/{name}/{key}"] for key in (*SIDES, "largest")}
 
 
-def _figure(
-    epochs: Sequence[Sequence[Row]], title: str, lines: Mapping[str, Sequence[str]]
-) -> page.Figure:
-    """Return values of the corrected bounds against steps, each by its keys."""
-
-    def at(row: Row, keys: Sequence[str]) -> float:
-        value = row["corrected"]
-        for key in keys:
-            value = value[key]
-        return float(value)
-
+def _figure(epochs: Sequence[Rows], title: str, lines: Mapping[str, str]) -> page.Figure:
+    """Return values of the corrected bounds against steps, a line for each key."""
     series = [
         page.Series(
-            words, [page.point(rows[0]["step"], [at(row, keys) for row in rows]) for rows in epochs]
+            words,
+            [
+                page.point(rows[0]["step"], [row[f"corrected/{key}"] for row in rows])
+                for rows in epochs
+            ],
         )
-        for words, keys in lines.items()
+        for key, words in lines.items()
     ]
     return page.Figure(title, "steps", series, percent=False)

@@ -4,7 +4,7 @@ An entry is plain data, stored in results.json; the page is drawn from nothing e
 nothing else.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import mean
 from typing import Any, Literal
@@ -124,6 +124,13 @@ def span(ends: Interval | None) -> str:
     return "–" if ends is None else f"{signed(ends[0])} to {signed(ends[1])}"
 
 
+def word_of(found: Collection[str]) -> Verdict:
+    """Return what becomes of a claim that something is above, by the verdicts of its parts."""
+    if set(found) == {"above"}:
+        return "confirmed"
+    return "contradicted" if "below" in found else "undecided"
+
+
 # A sweep: Recall@1 against one setting, a curve for each method or way of training
 
 Curves = Mapping[str, Mapping[float, Sequence[Result]]]
@@ -143,33 +150,22 @@ def summaries(curve: Mapping[float, Sequence[Result]]) -> dict[str, Any]:
     return {str(x): summary(recalls(some)) for x, some in curve.items()}
 
 
-def sweep_table(curves: Curves, names: Mapping[str, str], title: str, corner: str) -> Table:
-    """Return a row per curve, a column per setting."""
+def sweep(
+    curves: Curves, names: Mapping[str, str], of: str, axis: str, levels: Mapping[str, float]
+) -> tuple[Table, Figure]:
+    """Return a table with a row per curve, and a figure with a line; the setting's axis is log."""
     settings = sorted({x for curve in curves.values() for x in curve})
-    rows = [
-        [
-            names.get(name, name),
-            *(plus_minus(recalls(curve[x])) if x in curve else "–" for x in settings),
-        ]
-        for name, curve in curves.items()
-    ]
-    return Table(title, [corner, *(f"{x:g}" for x in settings)], rows)
-
-
-def sweep_figure(
-    curves: Curves,
-    names: Mapping[str, str],
-    title: str,
-    x: str,
-    *,
-    levels: Mapping[str, float] | None = None,
-) -> Figure:
-    """Return a line per curve over the setting, whose axis is logarithmic."""
-    series = [
-        Series(names.get(name, name), [point(at, recalls(some)) for at, some in curve.items()])
-        for name, curve in curves.items()
-    ]
-    return Figure(title, x, series, log=True, levels=list((levels or {}).items()))
+    rows, series = [], []
+    for key, curve in curves.items():
+        name = names.get(key, key)
+        cells = (plus_minus(recalls(curve[x])) if x in curve else "–" for x in settings)
+        rows.append([name, *cells])
+        series.append(Series(name, [point(at, recalls(some)) for at, some in curve.items()]))
+    about = f"Recall@1, %, by {of}; ± is the 95% t-interval over seeds"
+    return (
+        Table(about, ["", *(f"{x:g}" for x in settings)], rows),
+        Figure(f"Recall@1 against {of}", axis, series, log=True, levels=list(levels.items())),
+    )
 
 
 # report.html

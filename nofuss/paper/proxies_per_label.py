@@ -13,8 +13,6 @@ from functools import partial
 from statistics import mean
 from typing import Any
 
-import numpy as np
-
 from nofuss.paper import page
 from nofuss.paper.published import BASELINES, ENOUGH, METHODS
 from nofuss.paper.runner import Runner
@@ -37,7 +35,7 @@ def entry(
 ) -> page.Entry:
     """Return a curve per way (with its options), and the best baseline as a level."""
     source = runner.source
-    classes = len(np.unique(source.labels(source.train_rows)))
+    classes = source.train_classes
 
     def at(ratio: float, options: dict[str, Any]) -> list[Trial]:
         if (ratio, assignment) == (1, "static"):  # a training of the tables
@@ -63,16 +61,14 @@ def entry(
         fewest = [f"{100 * min(curve.values()):.0f}% {way}" for way, curve in in_use.items()]
         sentence += f" The fewest proxies in use at the end: {page.list_words(fewest)}."
     names, of = {"": METHODS["proxy-nca"]}, f"{PER_LABEL}, {assignment} assignment"
-    about = "Recall@1, %; ± is the 95% t-interval over seeds"
+    table, figure = page.sweep(curves, names, of, PER_LABEL, levels)
     return page.Entry(
         title=f"{title}, {source.title}",
         claim=claim,
         verdict=word,
         sentence=sentence,
-        tables=[page.sweep_table(curves, names, about, PER_LABEL)],
-        figures=[
-            page.sweep_figure(curves, names, f"Recall@1 against {of}", PER_LABEL, levels=levels)
-        ],
+        tables=[table],
+        figures=[figure],
         values=values,
     )
 
@@ -109,10 +105,7 @@ def verdict(curves: page.Curves, best: str, rival: Sequence[Result]) -> tuple[pa
         words = [f"{v} at {page.list_words(ratios)}" for v, ratios in at.items()]
         parts.append(f"{way} {', '.join(words)}".strip())
         claimed += [v for ratio, v in found.items() if ratio >= ENOUGH and way != MATCHED]
-    word: page.Verdict = "contradicted" if "below" in claimed else "undecided"
-    if set(claimed) == {"above"}:
-        word = "confirmed"
-    return word, (
+    return page.word_of(claimed), (
         f"Proxy-NCA beside the best baseline, {best}, by proxies per label: {'; '.join(parts)} "
         f"({page.CERTAINTY})."
     )

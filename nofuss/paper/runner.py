@@ -24,6 +24,7 @@ from nofuss.paper.sources import Source
 from nofuss.paper.trials import Record, Result, Trial, has_collapsed, run_trial, trial_of
 from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json
+from nofuss.training.callbacks import Control, Event
 
 log = logging.getLogger("nofuss")
 K = TypeVar("K")
@@ -96,35 +97,35 @@ class Runner:
         for number, trial in enumerate(distinct, 1):
             if trial not in self.results:
                 what = f"{self.source.name}: {trial.describe()} ({number} of {len(distinct)})"
-                self.results[trial] = self._find(trial) or self._train(trial, what)
+                self.results[trial] = self._result_of(trial, what)
         return {key: [self.results[trial] for trial in some] for key, some in trials.items()}
 
-    def _find(self, trial: Trial) -> Result:
-        """Return a stored result; empty if there is none, or a damaged one."""
-        file = self.folder / f"{trial.key(self.source)}.json"
+    def _result_of(self, trial: Trial, what: str) -> Result:
+        """Return a stored result, or run the trial and store it; a damaged file is replaced."""
+        key = trial.key(self.source)
+        own, file = self.folder / key, self.folder / f"{key}.json"
         text = processes.from_first(lambda: json.dumps(read_optional_json(file).get("result", {})))
-        result: Result = json.loads(text)
-        return result
+        if text == "{}":
+            began = time.monotonic()
+            result = run_trial(self.source, trial, self._control(own, what))
+            result["whole_seconds"] = time.monotonic() - began
+            text = processes.from_first(lambda: json.dumps(result))
+            if processes.first():
+                asked = json.dumps(trial.describe())
+                write_file(file, f'{{"asked": {asked}, "result": {text}}}\n')
+                shutil.rmtree(own, ignore_errors=True)
+        shared: Result = json.loads(text)
+        return shared
 
-    def _train(self, trial: Trial, what: str) -> Result:
-        """Run a trial and store its result; where it takes minutes, with checkpoints."""
-        own, began = self.folder / trial.key(self.source), time.monotonic()
+    def _control(self, own: Path, what: str) -> Control:
+        """Return how a trial shows its progress and is stopped; long ones have checkpoints."""
+
+        def show(event: Event) -> None:
+            if event.kind == "progress":
+                name, done, total = (event.values[key] for key in ("what", "done", "total"))
+                self.progress(what if name.startswith("training") else name, done, total)
+
         checkpoints = own / "checkpoints" if self.source.budget.long else None
         if checkpoints is not None and processes.first():
             own.mkdir(exist_ok=True)
-        result = run_trial(
-            self.source,
-            trial,
-            what=what,
-            progress=self.progress,
-            stop=self.stop,
-            checkpoints=checkpoints,
-        )
-        result["whole_seconds"] = time.monotonic() - began
-        text = processes.from_first(lambda: json.dumps(result))
-        if processes.first():
-            stored = f'{{"asked": {json.dumps(trial.describe())}, "result": {text}}}\n'
-            write_file(self.folder / f"{own.name}.json", stored)
-            shutil.rmtree(own, ignore_errors=True)
-        shared: Result = json.loads(text)
-        return shared
+        return Control(show, stop=self.stop, checkpoints=checkpoints)

@@ -186,14 +186,20 @@ class Source:
     name: str
     budget: Budget
     pictures: Collection
-    """The pictures, for the report."""
+    """The pictures, for the report; with the split of the data set."""
     collection: Collection
     """What is trained on: pictures, or their features as vectors."""
-    features: Tensor | None
-    """(N, F) features that the head is initialized from; None if it starts at random."""
-    train_rows: Rows
-    test_rows: Rows
-    fingerprint: str
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the data."""
+        return digest(self.pictures.fingerprint().encode())
+
+    @cached_property
+    def features(self) -> Tensor | None:
+        """(N, F) features that the head is initialized from; None if it starts at random."""
+        vectors = self.collection.vectors
+        return None if vectors is None else torch.from_numpy(np.array(vectors, dtype=np.float32))
 
     @property
     def title(self) -> str:
@@ -217,6 +223,11 @@ class Source:
         options, side = Options(**settings), self.data.side
         return build_model(options, settings["preset"], self.collection, side=side).backbone
 
+    @property
+    def train_classes(self) -> int:
+        """The number of training classes."""
+        return len(np.unique(self.labels(self.split(None)[0])))
+
     def labels(self, rows: Rows) -> Rows:
         """Return the classes of these rows."""
         return self.collection.known_labels()[rows]
@@ -227,18 +238,18 @@ class Source:
         Halves follow the order of the classes, as the official splits do (CUB lists related birds
         side by side); those of the characters are random, as their split is.
         """
+        train, test = (np.flatnonzero(self.pictures.split == side) for side in ("train", "test"))
         if fold is None:
-            return self.train_rows, self.test_rows
-        labels = self.labels(self.train_rows)
+            return train, test
+        labels = self.labels(train)
         classes = np.unique(labels)
         if self.name in ("characters", "han"):
             classes = np.random.default_rng(0).permutation(classes)
-        most = self.budget.try_classes
-        halves = [
-            self.train_rows[np.isin(labels, half[:most])]
+        one, other = (
+            train[np.isin(labels, half[: self.budget.try_classes])]
             for half in np.split(classes, [len(classes) // 2])
-        ]
-        return (halves[0], halves[1]) if fold == 0 else (halves[1], halves[0])
+        )
+        return (one, other) if fold == 0 else (other, one)
 
 
 def find_folders(data: Path) -> dict[str, Path]:
@@ -286,39 +297,18 @@ def make_source(
     """Prepare a collection that has a split for trials."""
     if budget.classes is not None:
         pictures = _fewer_classes(pictures, budget.classes)
-    assert pictures.split is not None
-    collection, features = _prepared(pictures, budget, progress)
-    return Source(
-        name=name,
-        budget=budget,
-        pictures=pictures,
-        collection=collection,
-        features=features,
-        train_rows=np.flatnonzero(pictures.split == "train"),
-        test_rows=np.flatnonzero(pictures.split == "test"),
-        fingerprint=digest(pictures.fingerprint().encode()),
-    )
+    collection = pictures
+    if budget.settings["preset"] == "vectors" and pictures.paths:
+        raw, embedder = _lite0_features(pictures, budget, progress)
+        collection = replace(pictures, array=embedder.to_head(raw).numpy(), paths=())
+    return Source(name, budget, pictures, collection)
 
 
 def raw_features(source: Source) -> Tensor | None:
     """Return the backbone's features unchanged, for the untrained baseline."""
-    preset = source.budget.settings["preset"]
-    if preset in ("vectors", "finetune") and source.pictures.paths:
+    if source.budget.settings["preset"] in ("vectors", "finetune") and source.pictures.paths:
         return _lite0_features(source.pictures, source.budget)[0]
     return source.features
-
-
-def _prepared(
-    pictures: Collection, budget: Budget, progress: Progress
-) -> tuple[Collection, Tensor | None]:
-    """Return what trials train on, and the features that the head is initialized from."""
-    if budget.settings["preset"] != "vectors":
-        return pictures, None
-    if pictures.vectors is not None:
-        return pictures, torch.from_numpy(np.array(pictures.vectors, dtype=np.float32))
-    raw, embedder = _lite0_features(pictures, budget, progress)
-    vectors = embedder.to_head(raw)
-    return replace(pictures, array=vectors.numpy(), paths=()), vectors
 
 
 def _lite0_features(

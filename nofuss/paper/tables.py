@@ -12,7 +12,7 @@ from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper import page
 from nofuss.paper.published import FURTHER, METHODS, NAMES, PUBLISHED, Row, order_of
 from nofuss.paper.runner import Runner
-from nofuss.paper.trials import Result, starts_of, untrained_of
+from nofuss.paper.trials import Result, starts_of
 
 PLACES = {
     "cars": "Table 1",
@@ -29,7 +29,8 @@ def entry(runner: Runner) -> page.Entry:
     """Return the table, the order of the methods, and the paper's numbers."""
     source, start = runner.source, "where all start"
     seeds = {m: runner.seeds(m) for m in NAMES}
-    results = runner.run({start: starts_of(source), **seeds, "": [untrained_of(source)]})
+    untrained = starts_of(source, "untrained")[:1]
+    results = runner.run({start: starts_of(source), **seeds, "": untrained})
     order = order_of(source.name)
     pairs = {(a, b): page.difference(results[a], results[b]) for a, b in combinations(order, 2)}
     further = {m: page.difference(results[m], results["proxy-nca"]) for m in FURTHER}
@@ -72,10 +73,7 @@ def verdict(pairs: Pairs, place: int) -> tuple[page.Verdict, str]:
     place: here, by Recall@1, of the method that is first in the paper.
     """
     found = [d.verdict for d in pairs.values()]
-    word: page.Verdict = "contradicted" if "below" in found else "undecided"
-    if set(found) == {"above"}:
-        word = "confirmed"
-    return word, (
+    return page.word_of(found), (
         f"Proxy-NCA, first in the paper, is number {place}; of the {len(pairs)} pairs of the "
         f"paper's order {found.count('above')} are confirmed, {found.count('below')} reversed and "
         f"{found.count('indistinguishable')} indistinguishable ({page.CERTAINTY})."

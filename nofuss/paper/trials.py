@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -27,11 +26,10 @@ from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.activations import Embed, embedding_of
 from nofuss.model.stages import fixed_count
 from nofuss.paper.sources import Source, bare_triplets, raw_features
-from nofuss.progress import Progress, silent
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.ranking.neighbours import neighbours
 from nofuss.report.sections import Items, retrieval_grid
-from nofuss.training.callbacks import Control, Event
+from nofuss.training.callbacks import Control
 from nofuss.training.finetune import prepare
 from nofuss.training.loop import NonFiniteLoss, Training, run_loop
 from nofuss.training.network import apply_settings, build_model
@@ -116,15 +114,11 @@ def trial_of(
     return Trial(resolve(asked, source.data, source.backbone), fold, record, bare)
 
 
-def starts_of(source: Source) -> list[Trial]:
+def starts_of(source: Source, record: Record = "scores") -> list[Trial]:
     """Return trainings of no epoch, one per seed: what every method starts from."""
     rate, seeds = source.budget.rates[0], range(source.budget.seeds)
-    return [trial_of(source, "proxy-nca", rate, seed=seed, epochs=0) for seed in seeds]
-
-
-def untrained_of(source: Source) -> Trial:
-    """Return what scores the baselines that nothing is trained for."""
-    return trial_of(source, "proxy-nca", source.budget.rates[0], epochs=0, record="untrained")
+    options: dict[str, Any] = {"record": record, "epochs": 0}
+    return [trial_of(source, "proxy-nca", rate, seed=seed, **options) for seed in seeds]
 
 
 def has_collapsed(result: Result) -> bool:
@@ -132,19 +126,9 @@ def has_collapsed(result: Result) -> bool:
     return "spread" in result and result["spread"] < min(COLLAPSED, result["spread_before"])
 
 
-def run_trial(
-    source: Source,
-    trial: Trial,
-    *,
-    what: str = "training",
-    progress: Progress = silent,
-    stop: Callable[[], bool] = lambda: False,
-    checkpoints: Path | None = None,
-) -> Result:
-    """Train and score; a try that diverges has a score of 0.
-
-    what: in words, for `progress`.
-    """
+def run_trial(source: Source, trial: Trial, control: Control | None = None) -> Result:
+    """Train and score; a try that diverges has a score of 0."""
+    control = control or Control()
     settings, data = trial.settings, source.collection
     train_rows, test_rows = source.split(trial.fold)
     test_labels = source.labels(test_rows)
@@ -158,36 +142,29 @@ def run_trial(
     embedder = build_model(settings, settings.preset, data, side=source.data.side)
     apply_settings(settings, embedder)
     fixed_stages = fixed_count(embedder.backbone, settings.unfreeze)
+    features = None if source.features is None else source.features[train_rows]
     training, feed = prepare(
-        settings,
-        embedder,
-        data.subset(train_rows),
-        None if source.features is None else source.features[train_rows],
-        progress=progress,
+        settings, embedder, data.subset(train_rows), features, progress=control.progress
     )
     embeds: dict[bytes, Embed] = {}  # activations of the fixed stages are computed once
 
     def embed(rows: Rows) -> Tensor:
         if (key := rows.tobytes()) not in embeds:
             items = source.collection.subset(rows)
-            embeds[key] = embedding_of(items, embedder, fixed_stages, progress=progress)
+            embeds[key] = embedding_of(items, embedder, fixed_stages, progress=control.progress)
         return embeds[key](embedder)
 
-    spread_before = spread_of(embed(test_rows))
+    result: Result = {"steps": training.epochs * len(feed)}
+    result["spread_before"] = spread_of(embed(test_rows))
     measure = _measure(source, trial, training, embed)
     start = measure() if measure else {}
-    if checkpoints is not None:
-        training.resume(checkpoints)
-
-    def show(event: Event) -> None:
-        if event.kind == "progress":
-            progress(what, event.values["done"], event.values["total"])
-
+    if control.checkpoints is not None:
+        training.resume(control.checkpoints)
     try:
         run_loop(
             training,
             feed,
-            Control(show, stop=stop, checkpoints=checkpoints),
+            control,
             validate=measure,
             before_epoch=lambda epoch: embedder.freeze_backbone(epoch < settings.warmup),
         )
@@ -196,7 +173,6 @@ def run_trial(
             raise
         return {"diverged": str(error), "recall@1": 0.0}
     embedder.eval()
-    result: Result = {"steps": training.epochs * len(feed), "spread_before": spread_before}
     if measure:
         rows = [{"epoch": 0, "seconds": 0.0, **start}, *training.history]
         result["curve"] = [{"step": row["epoch"] * len(feed), **row} for row in rows]
@@ -235,24 +211,18 @@ def _measure(
 ) -> Callable[[], dict[str, Any]] | None:
     """Return what measures the model after every epoch; None if the trial records no curve."""
     train_rows, test_rows = source.split(trial.fold)
-    if trial.record == "curve":
-        some = _whole_classes(source, test_rows, source.budget.curve_items)
-
-        def recall() -> dict[str, Any]:
-            ranks = ranks_of_first_positive(embed(some), source.labels(some))
-            return {"recall@1": recall_of_ranks(ranks, (1,))[1]}
-
-        return recall
-    if trial.record != "bounds":
-        return None
-    labels = np.unique(source.labels(train_rows), return_inverse=True)[1]
+    some = _whole_classes(source, test_rows, source.budget.curve_items)
     sample = np.sort(np.random.default_rng(0).permutation(len(train_rows))[:BOUND_ITEMS])
-    compact = torch.from_numpy(labels[sample])
+
+    def recall() -> dict[str, Any]:
+        ranks = ranks_of_first_positive(embed(some), source.labels(some))
+        return {"recall@1": recall_of_ranks(ranks, (1,))[1]}
 
     def bounds() -> dict[str, Any]:
         criterion = training.criterion
         assert isinstance(criterion, ProxyLoss)
-        vectors = embed(train_rows[sample])
+        labels = np.unique(source.labels(train_rows), return_inverse=True)[1]
+        compact, vectors = torch.from_numpy(labels[sample]), embed(train_rows[sample])
         assigned = criterion.assign(vectors.to(criterion.proxies.device), compact).cpu()
         norm = (float(criterion.scale or 2) / 2) ** 0.5  # free norms: on the unit sphere
         proxies = criterion.proxies.detach().cpu()
@@ -263,7 +233,7 @@ def _measure(
             for name, printed in (("corrected", False), ("printed", True))
         }
 
-    return bounds
+    return {"curve": recall, "bounds": bounds}.get(trial.record)
 
 
 def _whole_classes(source: Source, rows: Rows, most: int) -> Rows:

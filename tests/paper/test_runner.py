@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from nofuss.paper.published import NAMES
 from nofuss.paper.runner import Choice, Runner, choose_rate
@@ -18,10 +17,10 @@ def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: P
     """Spoilt test items change nothing: neither the rates nor a single score."""
     spoilt = vectors()
     assert spoilt.array is not None
-    spoilt.array[source.test_rows] = np.nan
-    features = torch.from_numpy(spoilt.array)
-    other = replace(source, collection=spoilt, features=features, fingerprint="spoilt")
+    spoilt.array[source.split(None)[1]] = np.nan
+    other = replace(source, pictures=spoilt, collection=spoilt)
     runner, on_spoilt = Runner(source, tmp_path), Runner(other, tmp_path)
+    assert source.fingerprint != other.fingerprint, "each trains for itself"
     assert [runner.rate(loss) for loss in NAMES] == [on_spoilt.rate(loss) for loss in NAMES]
     assert runner.choices == on_spoilt.choices
 
@@ -33,7 +32,7 @@ def test_every_method_has_as_many_tries(source: Source, tmp_path: Path) -> None:
         for trial in trials:
             train, held_out = source.split(trial.fold)
             assert set(source.labels(train)).isdisjoint(source.labels(held_out))
-            assert not set(held_out) & set(source.test_rows)
+            assert not set(held_out) & set(source.split(None)[1])
 
 
 def test_tries_that_collapse_are_not_chosen() -> None:
