@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
@@ -21,6 +19,7 @@ if TYPE_CHECKING:  # functions import what they need, so that --help does not lo
 
     from nofuss.data.collection import Collection
     from nofuss.data.split import Rows
+    from nofuss.evaluate.retrieval import Options as RetrievalOptions
     from nofuss.model.encoder import Encoder
     from nofuss.run.directory import Run
     from nofuss.run.proxies import RunEmbeddings
@@ -49,17 +48,19 @@ def main(
     """Score a run: Recall@K, MAP@R, R-precision, NMI and AMI on classes it has not seen.
 
     Triplets and pairs without labels are scored by the fraction in the right order.
-    Without DATA the run keeps the scores of its test classes: scores.json, report.html and
-    README.md are written again. A run that was scored by folds, or whose data have changed, shows
-    the scores that it has.
+    Without DATA the run is scored on its own test classes, and its scores.json, report.html and
+    README.md are updated; if it was scored by folds, or its data have changed, its stored scores
+    are shown.
 
     Args:
         run: A run directory of `nofuss train`.
-        data: Other data, all of it; a CSV may mark its rows as query and gallery.
-        gallery: Data to search in; DATA are then queries only, and none finds itself.
-        k: The K of Recall@K; on the run's own test classes 1, 2, 4 and 8 are added.
+        data: Other labelled data to score on; a CSV may mark rows as query and gallery.
+        gallery: Data to search in. DATA are then the queries; one that is in both never finds
+            itself.
+        k: Values of K for Recall@K; on the run's own test classes 1, 2, 4 and 8 are included.
         extended: Also print MAP over all ranks, MRR, precision@K, and all scores averaged by class.
-        rerank: auto also scores re-ranked results, if the run's folds gained by it.
+        rerank: auto also scores re-ranked results if re-ranking helped on the run's held-out
+            classes.
         seed: Seed for k-means.
         json: Print the scores as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.
@@ -160,7 +161,10 @@ def score_test_classes(
             )
         if not processes.leave():
             return None
-        log.info("the run was trained on all classes; each fold was scored by a model without it")
+        log.info(
+            "the run was trained on all classes; each fold was scored by a model that had not seen "
+            "its classes"
+        )
         return _stored(run, otherwise=f"{run.path} had too few classes to score; give DATA for it")
     if not len(split.test):
         raise DataError(f"{run.path} kept no classes for testing; give DATA to score it on")
@@ -278,7 +282,7 @@ def score_data(
     from nofuss.distributed import processes
     from nofuss.evaluate.protocol import gain_over
     from nofuss.model.encoder import load
-    from nofuss.training.score import Queries, among_themselves, score_orders
+    from nofuss.training.score import among_themselves, score_orders
 
     encoder, labelling = load(run.path, device=device), labelling_of(run.config)
 
@@ -288,74 +292,62 @@ def score_data(
         processes.check_same(what, found.fingerprint)
         return found
 
-    collection = opened(data, "data")
-    searched = None if gallery is None else opened(gallery, "gallery")
-    compared = None
-    if not collection.has_classes and searched is None:
+    collection = searched = opened(data, "data")
+    if gallery is not None and gallery != data:
+        searched = opened(gallery, "gallery")
+    compared = place = None
+    if gallery is not None:
+        place = _matched(collection, searched)
+    elif not collection.has_classes:
         everything = np.arange(len(collection))
         compared = held_out(collection.comparisons, everything, len(collection))
-    if compared is None and searched is None:
+    if compared is None and place is None:
         check_scorable(collection)
     if collection.has_classes:
         warn_of_known(encoder, collection)
-    place = None if searched is None else _matched(collection, searched, same=data == gallery)
-
-    def embed(by: Callable[[Collection], Tensor]) -> Queries:
-        vectors = by(collection)
-        if compared is not None:
-            return Queries(vectors, collection.labels, {})
-        if searched is None or place is None:
-            return among_themselves(vectors, collection)
-        items = vectors if data == gallery else by(searched)
-        return place._replace(embeddings=vectors, options=place.options | {"gallery": items})
-
-    columns: dict[str, Callable[[Collection], Tensor]]
-    columns = {"": partial(encoder.embed_collection, progress=progress)}
-    columns |= _untrained(run, encoder, collection, progress)
-    title, tasks = f"{run.path} on {collection.name}", {n: embed(by) for n, by in columns.items()}
+    columns = items = _embedded(run, encoder, collection, progress)
+    if searched is not collection:
+        items = _embedded(run, encoder, searched, progress)
     if not processes.leave():
         return None
+    title = f"{run.path} on {collection.name}"
     if compared is not None:
-        found = {name: task.embeddings for name, task in tasks.items()}
-        return Scored(title, _method(run), score_orders(compared, found))
-    (ours, queries), *others = (
-        _score(None if name else encoder, task, how, progress) for name, task in tasks.items()
-    )
-    names = [*tasks][1:]
+        return Scored(title, _method(run), score_orders(compared, columns))
+    found = []
+    for name, vectors in columns.items():
+        if place is None:
+            queries = among_themselves(vectors, collection)
+        else:
+            options: RetrievalOptions = {**place.options, "gallery": items[name]}
+            queries = place._replace(embeddings=vectors, options=options)
+        found.append(_score(None if name else encoder, queries, how, progress))
+    names, ((ours, queried), *others) = [*columns][1:], found
     ours["baselines"] = {name: scores for name, (scores, _) in zip(names, others, strict=True)}
     if others:
-        ours["gain"] = gain_over(names[0], [queries], [others[0][1]])
+        ours["gain"] = gain_over(names[0], [queried], [others[0][1]])
     return Scored(title, _method(run), ours)
 
 
-def _untrained(
+def _embedded(
     run: Run, encoder: Encoder, collection: Collection, progress: Progress
-) -> dict[str, Callable[[Collection], Tensor]]:
-    """Return by name how items are embedded without training: features as they are, or pixels."""
-    import torch
-
+) -> dict[str, Tensor]:
+    """Embed items by the run, named "", and without training: features as they are, or pixels."""
     from nofuss.model.embedder import for_inference
     from nofuss.model.features import features_of
     from nofuss.training.network import build_model
+    from nofuss.training.score import untrained
 
-    if run.config.preset in ("frozen", "vectors", "finetune"):
+    vectors = encoder.embed_collection(collection, progress=progress)
+    features, preset = None, run.config.preset
+    if preset in ("frozen", "vectors", "finetune"):
         backbone = encoder.embedder.backbone
-        if run.config.preset == "finetune":
-            model = build_model(run.config, run.config.preset, collection)
-            backbone = for_inference(model).backbone
-        name = f"untrained features, {backbone.features}-d"
-        return {name: lambda items: features_of(backbone, items, progress=progress).values}
-    if collection.images is None:
-        return {}
-
-    def pixels(items: Collection) -> Tensor:
-        assert items.images is not None
-        return torch.from_numpy(items.images.reshape(len(items), -1)).float()
-
-    return {"raw pixels": pixels}
+        if preset == "finetune":
+            backbone = for_inference(build_model(run.config, preset, collection)).backbone
+        features = features_of(backbone, collection, progress=progress).values
+    return {"": vectors} | untrained(collection, features, fit=[], rows=slice(None), dim=0)
 
 
-def _matched(collection: Collection, gallery: Collection, *, same: bool) -> Queries:
+def _matched(collection: Collection, gallery: Collection) -> Queries:
     """Match queries with another collection by names of classes and files."""
     import numpy as np
     import torch
@@ -364,7 +356,12 @@ def _matched(collection: Collection, gallery: Collection, *, same: bool) -> Quer
 
     labels, others = names_of(collection), names_of(gallery)
     check_shared(labels, others)
-    rows = np.arange(len(labels)) if same else _rows_in(collection, gallery)
+    rows = np.full(len(labels), -1)  # of each query in the gallery, where its file is there
+    if collection is gallery:
+        rows = np.arange(len(labels))
+    elif collection.paths and gallery.paths:
+        place = {Path(path).resolve(): i for i, path in enumerate(gallery.paths)}
+        rows = np.array([place.get(Path(path).resolve(), -1) for path in collection.paths])
     relabelled = np.flatnonzero((rows >= 0) & (others[rows] != labels))
     if len(relabelled):
         i = relabelled[0]
@@ -379,16 +376,6 @@ def _matched(collection: Collection, gallery: Collection, *, same: bool) -> Quer
             f"classes ({', '.join(missing[:3])}{', …' if len(missing) > 3 else ''})"
         )
     return Queries(torch.empty(0), labels, {"gallery_labels": others, "query_rows": rows})
-
-
-def _rows_in(collection: Collection, gallery: Collection) -> Rows:
-    """Return the row of each item in the gallery, −1 where its file is not in it."""
-    import numpy as np
-
-    if not collection.paths or not gallery.paths:
-        return np.full(len(collection), -1)
-    place = {Path(path).resolve(): i for i, path in enumerate(gallery.paths)}
-    return np.array([place.get(Path(path).resolve(), -1) for path in collection.paths])
 
 
 def warn_of_known(encoder: Encoder, data: Collection) -> None:
