@@ -12,7 +12,15 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, get_args
 
-from cyclopts import App, ArgumentCollection, CycloptsError, Group, Parameter
+from cyclopts import (
+    App,
+    ArgumentCollection,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    UnusedCliTokensError,
+)
 from rich.console import Console
 
 from nofuss import __version__
@@ -23,10 +31,10 @@ COMMANDS = {
     "evaluate": "Score a run: Recall@K, MAP@R, NMI on classes it has not seen.",
     "embed": "Embed data with a run's model and write vectors, names and labels to a file.",
     "demo": "Train on half of the built-in characters, then search among the other half.",
-    "serve": "Open a page to search in the run's index.",
+    "serve": "Serve a page to search in the run's index.",
     "index": "Embed a folder for search: add it to the run's index, or update what changed.",
-    "search": "Find what is most like a picture in the run's index.",
-    "doctor": "Look for what is wrong with data: unreadable files, copies, doubtful labels.",
+    "search": "Find the most similar items in the run's index.",
+    "doctor": "Find problems in data: unreadable files, copies, doubtful labels.",
     "export": "Write a run's model as an ONNX file, checked against the original.",
     "push": "Publish a run's model on the Hugging Face Hub.",
     "compare": "Compare runs on the same items, with intervals.",
@@ -72,11 +80,22 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
             argv, console=_page(), exit_on_error=False, print_error=False
         )
     except CycloptsError as error:
-        message = " ".join(str(error).replace("Unused Tokens", "surplus arguments").split())
+        message = _misuse(error)
         hint = "" if message.endswith("?") else ";"
         raise UsageError(f"{message.rstrip('.')}{hint} see nofuss {name} --help") from None
     call = partial(command, *bound.args, **bound.kwargs)
     return name if command.__module__.startswith("nofuss.") else "", call
+
+
+def _misuse(error: CycloptsError) -> str:
+    """Return what is wrong with a command line."""
+    if isinstance(error, MissingArgumentError) and error.argument is not None:
+        is_there = bool(error.argument.tokens) or error.keyword is not None
+        return f"{error.argument.name} {'needs a value' if is_there else 'is missing'}"
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"too many arguments: {' '.join(error.unused_tokens)}"
+    message = " ".join(str(error).split())
+    return message[0].lower() + message[1:]
 
 
 def _app() -> App:
@@ -84,7 +103,7 @@ def _app() -> App:
     app = App(
         name="nofuss",
         help="Learn a distance that works on classes never seen before.",
-        help_epilogue="`nofuss COMMAND --help` shows the options of a command; "
+        help_epilogue="`nofuss COMMAND --help` shows the options of a command. "
         "With any command, `--verbose` says more, and `--debug` shows the traceback of an error.",
         help_format="markdown",
         version=f"nofuss {__version__}",

@@ -37,14 +37,14 @@ def main(
 ) -> None:
     """Compare runs on the same items: differences from the first run, with 95% intervals.
 
-    Runs whose settings differ in the seed alone are one method; its scores are averaged, and seeds
-    that two methods share are paired. A difference counts only if its intervals over classes and,
-    where methods share two seeds or more, over seeds exclude zero; otherwise the methods are
-    indistinguishable.
+    Runs whose settings differ only in the seed count as one method: their scores are averaged, and
+    seeds that two methods share are paired. A difference counts only if its interval over classes
+    and, where methods share two seeds or more, that over seeds exclude zero; otherwise the methods
+    are indistinguishable.
 
     Args:
         runs: Two or more run directories of `nofuss train`.
-        data: Compare on all of these data instead, in any layout that `nofuss train` reads.
+        data: Compare on these data instead, in any layout that `nofuss train` reads.
         json: Print the comparison as JSON instead of a table.
         device: Where to compute, as for `nofuss train`.
     """
@@ -58,36 +58,45 @@ def main(
 
 
 def _show(found: dict[str, Any]) -> None:
-    """Print a row a method."""
-    rows = []
-    for method in found["methods"]:
-        seeds = f" ({len(method['runs'])} seeds)" if len(method["runs"]) > 1 else ""
-        cells = [f"{method['name']}{seeds}"]
-        for score in SCORES:
-            gap = method[score].get("difference")
-            cells.append(f"{100 * method[score]['mean']:.2f}")
-            cells.append("" if gap is None else _words(gap))
-        rows.append(cells)
-    header = [""]
-    for label in SCORES.values():
-        header += [label, "difference from the first, 95%"]
-    queries = f"{found['queries']:,} queries of {found['classes']:,} classes"
-    console.table(f"{found['data']}: {queries}", header, rows)
-    others = found["methods"][1:]
-    if unpaired := [m["name"] for m in others if not m["recall@1"]["difference"]["over_seeds"]]:
-        console.say(
-            f"the verdict on {', '.join(unpaired)} does not account for the seed: that needs two "
-            "seeds or more that both methods were trained with"
+    """Print a table for each score, with a row for each method."""
+    console.sentence(
+        f"{found['data']}: {found['queries']:,} queries of {found['classes']:,} classes; "
+        "differences from the first row, with 95% intervals over classes and over seeds"
+    )
+    first, *others = found["methods"]
+    unpaired = [m["name"] for m in others if not m["recall@1"]["difference"]["over_seeds"]]
+    for score, label in SCORES.items():
+        header = [label, "%", "difference", "over classes", "over seeds", "verdict"]
+        rows = [[_name(first), f"{100 * first[score]['mean']:.2f}", "", "", "", ""]]
+        for method in others:
+            gap = method[score]["difference"]
+            rows.append(
+                [
+                    _name(method),
+                    f"{100 * method[score]['mean']:.2f}",
+                    f"{100 * gap['mean']:+.2f}",
+                    _points(gap["over_classes"]),
+                    _points(gap["over_seeds"]),
+                    gap["verdict"],
+                ]
+            )
+        if len(unpaired) == len(others):
+            header, *rows = ([*row[:4], row[5]] for row in (header, *rows))
+        console.table("", header, rows)
+    if unpaired:
+        console.sentence(
+            f"The verdict on {', '.join(unpaired)} does not account for the seed; that needs two "
+            "or more seeds that both methods were trained with."
         )
 
 
-def _words(gap: dict[str, Any]) -> str:
-    low, high = (100 * end for end in gap["over_classes"])
-    words = f"{100 * gap['mean']:+.2f} ({low:+.2f} to {high:+.2f} over classes"
-    if gap["over_seeds"]:
-        low, high = (100 * end for end in gap["over_seeds"])
-        words += f"; {low:+.2f} to {high:+.2f} over seeds"
-    return f"{words}): {gap['verdict']}"
+def _name(method: dict[str, Any]) -> str:
+    seeds = len(method["runs"])
+    return f"{method['name']} ({seeds} seeds)" if seeds > 1 else str(method["name"])
+
+
+def _points(ends: Sequence[float] | None) -> str:
+    return "" if ends is None else f"{100 * ends[0]:+.2f} to {100 * ends[1]:+.2f}"
 
 
 @dataclass(frozen=True)

@@ -8,17 +8,17 @@ control character reaches the terminal, and no name is interpreted as markup.
 import json
 import logging
 import sys
+import textwrap
 import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -45,6 +45,12 @@ def say(message: str) -> None:
     _print(out, message)
 
 
+def sentence(text: str) -> None:
+    """Print a sentence; on a terminal, lines break between words."""
+    _started()
+    out.print(visible(text), markup=False, soft_wrap=not out.is_terminal)
+
+
 def print_json(content: Any) -> None:
     """Print JSON for a program; safe to show in a terminal."""
     _started()
@@ -63,7 +69,8 @@ def table(title: str, header: list[str], rows: list[list[str]]) -> None:
         box=box.SIMPLE_HEAD,
     )
     for i, name in enumerate(header):
-        grid.add_column(Text(visible(name)), justify="left" if i == 0 else "right")
+        words = "\n".join(textwrap.wrap(visible(name), 12, break_long_words=False))
+        grid.add_column(Text(words), justify="left" if i == 0 else "right")
     for row in rows:
         grid.add_row(*(Text(visible(cell)) for cell in row))
     _started()
@@ -177,32 +184,18 @@ class _Handler(logging.Handler):
             _print(self._screen, line)
 
 
-@dataclass
-class _Work:
-    """Something that is being done: `done` of `total`, of which `first` were done before."""
-
-    bar: TaskID
-    first: int
-    done: int
-    total: int
-    began: float
-    note: str = ""
-    said: float = 0.0
-    """When a line about it was printed last."""
-
-
 class _Display:
     """What is being done: bars on a terminal, which vanish when it is done, and lines in a pipe."""
 
     def __init__(self, screen: Console, *, verbose: bool) -> None:
         self.spoke = time.monotonic()  # when the last line was printed
         self._screen, self._verbose = screen, verbose
-        self._works: dict[str, _Work] = {}
+        self._tasks: dict[str, Task] = {}
         self._closed = threading.Event()
         self._bars = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
-            TextColumn("{task.fields[note]}", markup=False),
+            TextColumn("{task.fields[count]}", markup=False),
             TimeRemainingColumn(),
             console=screen,
             transient=True,
@@ -222,43 +215,40 @@ class _Display:
 
     def update(self, what: str, done: int, total: int, note: str) -> None:
         """Begin, advance or end some work."""
-        now = time.monotonic()
-        work = self._works.get(what)
-        if work is None:
+        task = self._tasks.get(what)
+        if task is None:
             if done >= total:
                 return
-            bar = self._bars.add_task(what, total=None if total == 1 else total, note="")
-            work = self._works[what] = _Work(bar, done, done, total, now)
+            size = None if total == 1 else total
+            self._bars.add_task(what, total=size, count="", first=done, said=None)
+            task = self._tasks[what] = self._bars.tasks[-1]
             self._bars.start()
-        work.done, work.total, work.note = done, total, note
-        if total > 1:
-            rate = (done - work.first) / max(1e-9, now - work.began)
-            words = f"{done:,}/{total:,}" + (f"  {rate:,.0f}/s  {note}" if total >= MANY else "")
-            self._bars.update(work.bar, completed=done, note=words)
+        seconds, new = task.elapsed or 0.0, done - task.fields["first"]
+        rate = f"{new / max(1e-9, seconds):,.0f}/s" if total >= MANY else ""
+        count = f"{done:,} of {total:,}  {rate}  {note}".rstrip() if total > 1 and done else ""
+        self._bars.update(task.id, completed=done, count=count)
         if done >= total:
             self.forget(what)
-            seconds, count = now - work.began, total - work.first
-            if (seconds >= LONG and self._verbose) or work.said:
-                many = f"{count:,} in {seconds:.1f} s ({count / max(1e-9, seconds):,.0f}/s)"
+            if seconds >= LONG and (self._verbose or task.fields["said"]):
+                many = f"{new:,} in {seconds:.1f} s ({rate})"
                 self._say(f"{what}: {many if total >= MANY else f'{seconds:.1f} s'}")
 
     def forget(self, what: str) -> None:
         """End work without a line about it."""
-        if work := self._works.pop(what, None):
-            self._bars.remove_task(work.bar)
-            if not self._works:
+        if task := self._tasks.pop(what, None):
+            self._bars.remove_task(task.id)
+            if not self._tasks:
                 self._bars.stop()
 
     def _speak_now_and_then(self) -> None:
         """Print a line about the work that began last, if nothing else was said for long."""
         while not self._closed.wait(0.25):
             now = time.monotonic()
-            for what, work in list(self._works.items())[-1:]:
-                is_news = now - max(self.spoke, work.began) >= LONG * 0.75
-                if is_news and (not work.said or now - work.said >= EVERY):
-                    work.said = now
-                    count = f"{what}: {work.done:,} of {work.total:,}  {work.note}".rstrip()
-                    self._say(count if work.done else f"{what} …")
+            for what, task in list(self._tasks.items())[-1:]:
+                said, count = task.fields["said"], task.fields["count"]
+                if now - self.spoke >= 0.75 * LONG and (said is None or now - said >= EVERY):
+                    task.fields["said"] = now
+                    self._say(f"{what}: {count}" if count else f"{what} …")
 
     def _say(self, line: str) -> None:
         self.spoke = time.monotonic()
@@ -273,60 +263,68 @@ _display: _Display | None = None
 
 def score_lines(scores: Mapping[str, Any], method: str, *, what: str) -> None:
     """Print what a training was worth: a sentence, and the scores that matter."""
-    # here, since it loads torch
-    from nofuss.evaluate.protocol import describe_gain, headline
+    from nofuss.evaluate.protocol import headline  # here, since it loads torch
 
     say("")
-    say(headline(scores, what))
-    columns = _columns(scores, method, "re-ranked")
+    sentence(headline(scores, what))
+    columns = _columns(scores, method)
     if baselines := [*scores.get("baselines", {})]:
         columns = {name: of for name, of in columns.items() if name not in baselines}
         columns["untrained"] = scores["baselines"][baselines[0]]
     names = [name for name in ("recall@1", "map@r", "ordered") if name in scores]
-    _percents("", names, columns, digits=1)
-    if gain := scores.get("gain"):
-        say(f"Learning changes {describe_gain(gain)}.")
+    _percents("", names, columns, scores.get("gain", {}), digits=1)
 
 
 def score_table(title: str, scores: Mapping[str, Any], method: str) -> None:
-    """Print scores and their baselines, a column per method, in percent; then intervals, gains."""
+    """Print scores, their baselines and the gain over the first of them; then intervals."""
     # here, since it loads torch
     from nofuss.evaluate.protocol import compared, describe_gain, within_folds
 
     names = [name for name, value in scores.items() if isinstance(value, float)]
-    _percents(title, names, _columns(scores, method, f"{method}, re-ranked"), digits=2)
+    _percents(title, names, _columns(scores, method), scores.get("gain", {}), digits=2)
     if "queries" in scores:
         low, high = scores[f"{names[0]}_interval"]
-        say(
-            f"{scores['queries']:,} queries of {scores['classes']:,} classes; "
-            f"{names[0].capitalize()} of the first column is between {100 * low:.2f} "
-            f"and {100 * high:.2f} (95%, over classes)"
+        sentence(
+            f"{scores['queries']:,} queries of {scores['classes']:,} classes; 95% interval of "
+            f"{names[0].capitalize()} over classes ({method}): {100 * low:.2f} to {100 * high:.2f}"
         )
     if "ordered" in scores:
         low, high = scores["ordered_interval"]
-        say(
-            f"{compared(scores)}; those of the first column in the right order are between "
-            f"{100 * low:.2f} and {100 * high:.2f}% (95%, over groups)"
+        sentence(
+            f"{compared(scores)}; 95% interval over groups ({method}): {100 * low:.2f} to "
+            f"{100 * high:.2f}"
         )
     if gain := scores.get("gain"):
-        say(f"over the {gain['over']}: {describe_gain(gain)}")
+        sentence(f"The gain is over the {gain['over']}.")
     if reranked := scores.get("reranked"):
-        say(f"by re-ranking: {describe_gain(reranked['gain'])}")
+        sentence(f"Gain from re-ranking: {describe_gain(reranked['gain'])}")
     if "folds" in scores:
-        say(within_folds(scores))
+        sentence(within_folds(scores))
 
 
-def _columns(scores: Mapping[str, Any], method: str, reranked: str) -> dict[str, Any]:
-    again = {reranked: scores["reranked"]} if "reranked" in scores else {}
+def _columns(scores: Mapping[str, Any], method: str) -> dict[str, Any]:
+    again = {"re-ranked": scores["reranked"]} if "reranked" in scores else {}
     return {method: scores, **again, **scores.get("baselines", {})}
 
 
-def _percents(title: str, names: list[str], columns: Mapping[str, Any], *, digits: int) -> None:
-    """Print a table of scores: a row for each name, a column for each method."""
+def _percents(
+    title: str,
+    names: list[str],
+    columns: Mapping[str, Any],
+    gain: Mapping[str, Any],
+    *,
+    digits: int,
+) -> None:
+    """Print a table of scores: a row for each name, a column for each method, then the gain."""
     from nofuss.report.sections import score_title
 
-    def cell(of: Mapping[str, Any], name: str) -> str:
-        return f"{100 * of[name]:.{digits}f}" if name in of else "–"
+    def cells(name: str) -> Iterator[str]:
+        yield score_title(name)
+        for of in columns.values():
+            yield f"{100 * of[name]:.{digits}f}" if name in of else "–"
+        if gain:
+            by, low, high = (f"{100 * x:+.{digits}f}" for x in gain.get(name, (0, 0, 0)))
+            yield f"{by} ({low} to {high})" if name in gain else ""
 
-    rows = [[score_title(name), *(cell(of, name) for of in columns.values())] for name in names]
-    table(title, ["%", *columns], rows)
+    header = ["%", *columns] + (["gain (95%)"] if gain else [])
+    table(title, header, [list(cells(name)) for name in names])

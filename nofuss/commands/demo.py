@@ -19,7 +19,9 @@ def main(
     epochs: Annotated[int, Parameter(metavar="N")] = 15,
     seed: Annotated[int, Parameter(metavar="N")] = 0,
 ) -> None:
-    """Train on half of the built-in characters, then search among the other half. Three minutes.
+    """Train on half of the built-in characters, then search among the other half.
+
+    Takes about three minutes.
 
     Args:
         out: The run directory.

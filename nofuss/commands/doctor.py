@@ -44,8 +44,9 @@ def main(
 
     Args:
         data: Any layout that `nofuss train` reads.
-        run: A run directory, whose model finds labels that the nearest neighbours contradict.
-        class_level: Which of the folders in folders is the class, as for `nofuss train`.
+        run: A run directory; its model is used to find labels that the nearest neighbours
+            contradict.
+        class_level: Which level of nested folders is the class, as for `nofuss train`.
         label_pattern: A regular expression that finds the class in a path, as for `nofuss train`.
         json: Print everything that was found as JSON.
     """

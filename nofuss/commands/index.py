@@ -27,10 +27,10 @@ def main(
     Args:
         run: A run directory of `nofuss train`.
         data: Any layout that `nofuss train` reads; pictures outside class folders have no label.
-        learn: Also let the labelled items that were added teach: fit the head again with them, if
-            it does not make them harder to find, and embed all items by it. Takes seconds to
+        learn: Also learn from the labelled items that were added: fit the head again with them,
+            unless that makes them harder to find, and embed all items with it. Takes seconds to
             minutes.
-        undo: Return to the model from before --learn; what was indexed since stays.
+        undo: Return to the model from before --learn; items added since stay in the index.
         remove: Remove the items of DIR from the index instead.
         to: Keep the index in a database instead: milvus:FILE.db, milvus://HOST:19530/COLLECTION or
             postgresql://HOST/DATABASE[?table=TABLE]; see docs/engines.md. Then give search and

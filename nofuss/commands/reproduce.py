@@ -31,9 +31,9 @@ def main(
             or the word han: 22,634 characters, which products also takes without --data.
         budget: minutes trains a head on fixed features, or a small convnet on characters;
             hours fine-tunes; paper uses the paper's setting.
-        out: For report.html, results.json and finished trainings, which are not run again. One
-            command at a time works there.
-        seeds: Number of trainings of each method, a seed each.
+        out: Folder for report.html, results.json and finished trainings, which are not repeated.
+            Only one command at a time can use it.
+        seeds: Trainings of each method, each with its own seed.
         weights: With --budget paper: a public BN-Inception file to start from, as the paper did.
         device: Where to compute, as for `nofuss train`.
     """

@@ -1,4 +1,4 @@
-"""`nofuss search`: find what is most like a picture in a run's index."""
+"""`nofuss search`: find the most similar items in a run's index."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -36,7 +36,7 @@ def main(
     json: bool = False,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
-    """Find what is most like a picture in a run's index.
+    """Find the most similar items in a run's index.
 
     The index holds the pictures of the training, and those that `nofuss index RUN DIR` added.
 
@@ -45,11 +45,13 @@ def main(
         pictures: One or more pictures (or an .npz of vectors, for a run on vectors).
         k: Number of neighbours.
         where: Find only items whose columns match, as in "price<20 and shop=='north'". Columns are
-            those of a CSV besides path, label and split, and `label`; see docs/engines.md. What
-            passes is ranked by distance alone, without saying whether anything similar is there.
+            those of a CSV besides path, label and split, and `label`; see docs/engines.md. Matching
+            items are ranked by distance alone, without a verdict on whether anything similar is
+            there.
         index: The database that `nofuss index --to URL` wrote to.
         json: Print the results as JSON.
-        rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
+        rerank: none ranks by distance alone; auto re-ranks if that helped on held-out classes when
+            the run was trained.
     """
     if k < 1:
         raise UsageError(f"-k is {k}; expected 1 or more")

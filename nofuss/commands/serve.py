@@ -18,7 +18,7 @@ def main(
     no_token: bool = False,
     rerank: Literal["auto", "none"] = "auto",
 ) -> None:
-    """Open a page to search in a run's index.
+    """Serve a page to search in a run's index.
 
     The index holds the pictures of the training, and those that `nofuss index RUN DIR` added.
 
@@ -27,10 +27,11 @@ def main(
         index: The database that `nofuss index --to URL` wrote to.
         port: The port to listen on; 0 takes any free one.
         host: The address to listen on; the default can be reached from this machine only.
-        origin: Where browsers find a proxy on this machine that passes requests on, as in
+        origin: The public address of a reverse proxy on this machine, such as
             https://photos.example; see docs/photos.md.
-        no_token: Let every user of this machine in, without the token in the address.
-        rerank: none ranks by distance alone; auto re-ranks if the run's folds gained by it.
+        no_token: Do not require the token in the address: every user of this machine can search.
+        rerank: none ranks by distance alone; auto re-ranks if that helped on held-out classes when
+            the run was trained.
     """
     from nofuss.search.page.server import serve  # here, so that --help does not load torch
 

@@ -235,7 +235,7 @@ def test_another_model_is_noticed(run: Path, data: Path, capsys: Capture) -> Non
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["search", "RUN"], "PICTURE requires an argument"),
+        (["search", "RUN"], "PICTURE is missing"),
         (["search", "RUN", "missing.jpg"], "no index in"),
         (["search", "RUN", "missing.jpg", "-k", "0"], "-k is 0"),
         (["index", "RUN", "nowhere"], "nowhere does not exist"),
