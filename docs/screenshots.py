@@ -51,7 +51,7 @@ def main(run: Path, picture: Path) -> None:
         try:
             browser.get((run / "report.html").resolve().as_uri())
             shot(browser, "img/report.webp", 1000, 900)
-            for file, width, height in (("page.png", 1000, 820), ("img/phone.webp", 390, 780)):
+            for file, width, height in (("page.png", 1000, 765), ("img/phone.webp", 390, 780)):
                 browser.get(address)
                 shot(browser, file, width, height)  # the page adapts to its size first
                 upload = browser.find_element(By.CSS_SELECTOR, "input[type=file]")

@@ -102,8 +102,6 @@ def test_a_wrong_loss_is_refused_whether_or_not_it_would_train():
         with pytest.raises(ValueError, match=words) as caught:
             ProxyEmbedding(epochs=0, **{"loss": "triplet"} | settings).fit(x, y)
         assert "--" not in str(caught.value)
-    with pytest.raises(ValueError, match="beyond float32"):
-        ProxyEmbedding().fit(x * 1e30, y)
 
 
 @pytest.mark.slow

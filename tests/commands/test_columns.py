@@ -111,6 +111,7 @@ def test_a_new_price_is_not_embedded_again(run: Path, capsys: pytest.CaptureFixt
     assert Index.load(run / "index").about.types["price"] == "text"  # all of it, so it may change
 
 
+@pytest.mark.slow
 def test_one_name_with_two_types_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["index", str(run), str(write_table(run))])
     other = write_table(run, price="about {}", name="other.csv")

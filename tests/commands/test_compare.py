@@ -120,6 +120,7 @@ def test_runs_scored_by_folds(
         assert gap["over_classes"][0] <= gap["mean"] <= gap["over_classes"][1]
 
 
+@pytest.mark.slow
 def test_folds_that_differ_are_refused(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(home / "other", home / "other-3")
     stored = read_json(home / "other-3" / "choice.json")
@@ -148,6 +149,7 @@ def test_other_data(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"{home / 'other'} has learned from 24 of 24 classes" in err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("names", "said"),
     [

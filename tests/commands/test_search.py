@@ -51,6 +51,7 @@ def lines(capture: Capture) -> str:
     return printed.out
 
 
+@pytest.mark.slow
 def test_searching_does_not_load_what_writes(run: Path, data: Path) -> None:
     main(["index", str(run), str(data)])
     words = ["search", str(run), str(data / "six" / "0<i>.png")]

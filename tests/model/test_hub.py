@@ -187,6 +187,7 @@ def test_loaded_is_what_was_pushed_also_without_a_network(
     assert "can't reach http://127.0.0.1:1, and it is not in the cache" in found[2][1]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_its_checksums_is_refused(
     hub: Hub, address: Address, tmp_path: Path
 ) -> None:

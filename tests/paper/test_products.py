@@ -30,6 +30,7 @@ def letters_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_the_table_of_products(miniature: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["reproduce", "products", "--out", "out"]) == 0
     said = capsys.readouterr().out

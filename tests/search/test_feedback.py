@@ -121,6 +121,7 @@ def test_names_of_any_bytes(tmp_path: Path) -> None:
     assert feedback.as_csv({"a\nb": "x"}).decode().splitlines()[1].endswith(",x,same")
 
 
+@pytest.mark.slow
 def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     seed = random.Random(0)
     command = [sys.executable, "-c", APPEND, str(tmp_path)]

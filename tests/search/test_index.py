@@ -185,6 +185,7 @@ def test_saving_again_leaves_no_old_files(tmp_path: Path) -> None:
     assert len([path for path in tmp_path.iterdir() if path.name != LOCK]) == 4
 
 
+@pytest.mark.slow
 def test_two_writers_at_once_leave_a_whole_index(tmp_path: Path) -> None:
     """Real processes, which would otherwise clear away each other's new files."""
     script = (

@@ -432,6 +432,7 @@ def test_a_failure_of_ours_is_json_too(
 # ---- together with training
 
 
+@pytest.mark.slow
 def test_corrections_add_up_to_those_that_the_run_was_trained_with(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     labels = np.repeat(np.arange(6), 6)

@@ -107,6 +107,7 @@ def test_the_map_places_everything(server: Server) -> None:
     assert server.request(f"/api/search?item={server.item(1)}&k=2").json["place"] is not None
 
 
+@pytest.mark.slow
 def test_vectors_are_served_without_pictures(tmp_path: Path) -> None:
     with serving(train_vectors(tmp_path)) as server:
         assert server.request("/api/about").json["pictures"] is False
