@@ -352,6 +352,12 @@ class FolderIndex:
             "splits": [item.split for item in self._items],
             "sources": self.about.sources,
         }
+        described = json.dumps(items).encode()  # escaped: names may hold bytes that are no UTF-8
+        if len(described) > memory() // _PARSED:  # as when it is read
+            raise RunError(
+                f"this machine's memory is too small for the names and columns of {len(self):,} "
+                "items; put them into a database: nofuss index RUN DIR --to URL"
+            )
         drawn = [self._rows[name] for name in self.sample(SAMPLED)]
         known = {row: x for row in drawn if (x := self._items[row].features) is not None}
         features = None
@@ -360,7 +366,7 @@ class FolderIndex:
             features = tensor_bytes({"features": torch.stack([*known.values()]), "rows": rows})
         return {
             "vectors": tensor_bytes({"vectors": self.base, "labels": self.codes}),
-            "items": json.dumps(items).encode(),  # escaped: names may hold bytes that are no UTF-8
+            "items": described,
             "features": features,
         }
 

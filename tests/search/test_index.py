@@ -19,7 +19,7 @@ from nofuss.errors import RunError
 from nofuss.files import LOCK, sha256
 from nofuss.geometry import normalize
 from nofuss.model.manifest import FORMAT
-from nofuss.search import nearest
+from nofuss.search import folder, nearest
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import About, Hits, Item, Origin, key_of
 from tests.search.verdicts import open_set
@@ -164,6 +164,16 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     assert index.search(random(5), 7) == loaded.search(random(5), 7)
     loaded.put([Item("1.jpg", vector=random(1)[0])])  # the file is not written to
     assert torch.equal(Index.load(tmp_path / "index").vectors, index.vectors)
+
+
+def test_what_could_not_be_read_again_is_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Index.build(random(2), names=names_of(2)).save(tmp_path)
+    monkeypatch.setattr(folder, "memory", lambda: 24 * 1000)
+    with pytest.raises(RunError, match="too small for the names and columns of 100 items"):
+        Index.build(random(100), names=names_of(100)).save(tmp_path)
+    assert len(Index.load(tmp_path)) == 2
 
 
 def test_a_column_may_change_its_type() -> None:
