@@ -139,7 +139,8 @@ def diagnose(
         {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unusable
     ]
     exact, near = find_duplicates(collection, progress=progress)
-    diagnosis.duplicates = [_group(collection, rows) for rows in exact]
+    # Copies of a row that can't be used can't be used either, and are listed above.
+    diagnosis.duplicates = [_group(collection, rows) for rows in exact if rows[0] in usable]
     diagnosis.near_duplicates = [_group(collection, rows) for rows in near]
     if run is not None and collection.has_classes and len(usable):
         from nofuss.model.encoder import load
@@ -178,7 +179,9 @@ def doubts_of(vectors: "Tensor", collection: "Collection") -> list[Doubt]:
 def suggest(collection: "Collection", data: Path, labelling: "Labelling") -> str:
     """Return the command to run next."""
     if collection.has_classes and int((np.bincount(collection.labels) > 1).sum()) < 2:
-        return "add pictures: training needs at least two classes with two items each"
+        return "add items: training needs at least two classes with two items each"
+    if not collection.has_classes and collection.comparisons is None:
+        return "add labels, triplets or pairs: training learns from one of them"
     given = {name: value for name, value in labelling._asdict().items() if value is not None}
     flags = [word for name in given for word in (f"--{name.replace('_', '-')}", given[name])]
     return command("nofuss", "train", data, *flags)

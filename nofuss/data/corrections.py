@@ -74,6 +74,7 @@ def corrected(collection: Collection, file: Path) -> Collection:
     if not collection.has_classes:
         raise DataError(f"{collection.name} has no labels, so {file.name} can't correct any")
     codes = {name: code for code, name in enumerate(collection.class_names)}
+    names = (*collection.class_names, "")  # NO_LABEL is −1
     labels, rows = collection.labels.copy(), _rows(collection)
     split = None if collection.split is None else collection.split.copy()
     side_of = {} if split is None else dict(zip(labels.tolist(), split.tolist(), strict=True))
@@ -88,7 +89,7 @@ def corrected(collection: Collection, file: Path) -> Collection:
             near = get_close_matches(now, codes, n=1) if len(typos) < SHOWN else []
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             typos.append(f"{now!r}{hint}")
-        elif collection.class_names[collection.labels[row]] not in (was, now):
+        elif names[collection.labels[row]] not in (was, now):
             changed += 1
         elif labels[row] != codes[now]:
             applied += 1

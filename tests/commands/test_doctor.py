@@ -108,21 +108,32 @@ def test_rows_that_training_refuses_are_listed(tmp_path: Path, capsys: Capture) 
     """The doctor names every row with a NaN or an infinity; training refuses them in one line."""
     vectors = np.random.default_rng(0).normal(size=(12, 5))
     vectors[3, 1], vectors[7, 0], vectors[8] = np.nan, 1e300, vectors[2]
+    vectors[9] = vectors[3]
     file = tmp_path / "v.npz"
     np.savez(file, vectors=vectors, labels=np.arange(12) // 3)
     assert main(["doctor", str(file)]) == 0
     printed = capsys.readouterr()
     assert not printed.err
-    assert "can't be used: 2\n  row 3: NaN or infinity\n  row 7: NaN or infinity" in printed.out
+    assert "can't be used: 3\n  row 3: NaN or infinity\n  row 7: NaN or infinity" in printed.out
     assert f"next: drop or fix the rows that can't be used, then nofuss train {file}" in printed.out
     assert main(["doctor", str(file), "--json"]) == 0
     content = json.loads(capsys.readouterr().out)
-    assert [u["item"] for u in content["unusable"]] == ["row 3", "row 7"]
-    assert [g["items"] for g in content["duplicates"]] == [["row 2", "row 8"]]
+    assert [u["item"] for u in content["unusable"]] == ["row 3", "row 7", "row 9"]
+    assert [g["items"] for g in content["duplicates"]] == [["row 2", "row 8"]]  # not 3 and 9
     assert main(["train", str(file), "--out", str(tmp_path / "run")]) == 2
     refused = capsys.readouterr().err
     assert refused.count("\n") == 1
-    assert "vectors has NaN or infinite values in rows 3, 7; drop or fix them" in refused
+    assert "vectors has NaN or infinite values in rows 3, 7, 9; drop or fix them" in refused
+
+
+def test_what_can_not_be_trained_on_is_not_suggested(tmp_path: Path, capsys: Capture) -> None:
+    np.savez(tmp_path / "v.npz", vectors=np.eye(4))
+    np.savez(tmp_path / "one.npz", vectors=np.eye(4), labels=[0, 0, 0, 0])
+    for name, cure in (("v.npz", "add labels"), ("one.npz", "add items")):
+        assert main(["doctor", str(tmp_path / name)]) == 0
+        assert f"next: {cure}" in capsys.readouterr().out
+        assert main(["train", str(tmp_path / name), "--out", str(tmp_path / "run")]) == 2
+        capsys.readouterr()
 
 
 def collection_of(vectors: torch.Tensor, labels: torch.Tensor) -> Collection:
