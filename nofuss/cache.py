@@ -30,7 +30,7 @@ from itertools import chain
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import DTypeLike, NDArray
+from numpy.typing import NDArray
 
 from nofuss.files import Bytes, digest
 
@@ -262,14 +262,15 @@ def digests(
 
 
 class Records:
-    """Arrays of one shape by number, in a memory map; OSError where the file can't be made.
+    """Arrays of one shape, in half precision, by number; OSError where no file can be made.
 
-    The space of all is reserved at the start, so that a full disk is noticed there.
+    They are mapped into memory. The space of all is reserved at the start, so that a full disk is
+    noticed there.
     """
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: DTypeLike, count: int) -> None:
+    def __init__(self, name: str, shape: tuple[int, ...], count: int) -> None:
         self._key, self._file = name.encode(), cache_directory() / f"{name}.records"
-        self._kind = self.kind_of(shape, dtype)
+        self._kind = self.kind_of(shape)
         size, before = count * self._kind.itemsize, _size(self._file)
         if not make_room(size, keep=self._file):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._file))
@@ -287,9 +288,9 @@ class Records:
         self._sound = np.zeros(count, dtype=bool)
 
     @staticmethod
-    def kind_of(shape: tuple[int, ...], dtype: DTypeLike) -> np.dtype[np.void]:
+    def kind_of(shape: tuple[int, ...]) -> np.dtype[np.void]:
         """Return the type of a record: an array and its checksum."""
-        return np.dtype([("values", dtype, shape), ("checksum", np.uint32)])
+        return np.dtype([("values", np.float16, shape), ("checksum", np.uint32)])
 
     def read(self, numbers: NDArray[np.int64]) -> NDArray[np.generic] | None:
         """Return arrays (B, …); None if one of them was not written, or is damaged."""

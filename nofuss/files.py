@@ -37,7 +37,7 @@ Bytes = bytes | memoryview
 READ_LIMIT = 2**30
 """Largest file to read from a path given by others, in bytes: no picture or text has more."""
 JSON_LIMIT = 2**26
-"""Largest JSON file that describes a run."""
+"""Largest JSON file, or file of lines of JSON, of a run."""
 TEMPORARY = ".writing-"
 """Begins the name of a file that is not whole yet."""
 LOCK, OWNER = ".lock", ".lock.owner"
@@ -110,24 +110,29 @@ def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> st
     return checksum
 
 
-def append_lines(path: Path, lines: Iterable[str], *, limit: int) -> None:
-    """Append lines to a file that stays below `limit` bytes: all of them, or none.
+def append_lines(path: Path, lines: Iterable[str]) -> None:
+    """Append lines to a file, which is replaced as a whole: all of them, or none.
 
-    The file is replaced as a whole. Where its last line was cut, a new one is begun.
+    Where its last line was cut, a new one is begun.
     """
-    before = read_bytes(path, limit=limit) if path.exists() else b""
+    before = read_bytes(path, limit=JSON_LIMIT) if path.exists() else b""
     if before and not before.endswith(b"\n"):
         before += b"\n"
     after = before + "".join(f"{line}\n" for line in lines).encode()
-    if len(after) > limit:
-        raise OSError(errno.EFBIG, f"more than the limit of {limit:,} bytes", str(path))
+    if len(after) > JSON_LIMIT:
+        raise OSError(errno.EFBIG, f"more than the limit of {JSON_LIMIT:,} bytes", str(path))
     write_file(path, after)
 
 
-def read_lines(path: Path, *, limit: int) -> list[Any]:
-    """Return the JSON in each line: None for one that is not whole, nothing for a cut last one."""
+def read_lines(path: Path) -> list[Any]:
+    """Return the JSON in each line, None for one that is not whole; nothing without a file.
+
+    A last line that was cut is left out.
+    """
+    if not path.exists():
+        return []
     found = []
-    for line in read_bytes(path, limit=limit).split(b"\n"):
+    for line in read_bytes(path, limit=JSON_LIMIT).split(b"\n"):
         try:
             found.append(parse_json(line))
         except ValueError:

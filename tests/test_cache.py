@@ -71,7 +71,7 @@ def test_only_the_owner_can_read_it(cache: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("NOFUSS_CACHE", str(home))
     Rows(NAME).write(KEYS, VALUES)
     blob(OTHER, lambda: b"graph")
-    Records(NAME, (3,), np.float16, 5)
+    Records(NAME, (3,), 5)
     assert stat.S_IMODE(home.stat().st_mode) == 0o700
     files = [file for file in home.iterdir() if file.name != "CACHEDIR.TAG"]
     assert len(files) == 3
@@ -232,10 +232,10 @@ def arrays(numbers: Sequence[int] | np.ndarray) -> np.ndarray:
 
 
 def test_records_come_back_by_number() -> None:
-    records = Records(NAME, (3, 4), np.float16, 20)
+    records = Records(NAME, (3, 4), 20)
     assert records.read(ROWS) is None
     records.write(ROWS, arrays(ROWS))
-    for opened in (records, Records(NAME, (3, 4), np.float16, 20)):
+    for opened in (records, Records(NAME, (3, 4), 20)):
         found = opened.read(ROWS[::-1])
         assert found is not None
         assert (found == arrays(ROWS[::-1])).all()
@@ -244,11 +244,11 @@ def test_records_come_back_by_number() -> None:
 
 def test_no_flipped_bit_of_records_gives_a_wrong_value(cache: Path) -> None:
     every = np.arange(20)
-    Records(NAME, (3, 4), np.float16, 20).write(every, arrays(every))
+    Records(NAME, (3, 4), 20).write(every, arrays(every))
     damaged = 0
     for seed in range(300):
         with flipped(cache / f"{NAME}.records", seed):
-            records = Records(NAME, (3, 4), np.float16, 20)
+            records = Records(NAME, (3, 4), 20)
             for number in range(20):
                 found = records.read(np.array([number]))
                 assert found is None or (found == arrays([number])).all()
@@ -257,18 +257,18 @@ def test_no_flipped_bit_of_records_gives_a_wrong_value(cache: Path) -> None:
 
 
 def test_a_record_in_another_s_place_is_noticed(cache: Path) -> None:
-    records = Records(NAME, (3, 4), np.float16, 20)
+    records = Records(NAME, (3, 4), 20)
     records.write(ROWS, arrays(ROWS))
-    file, size = cache / f"{NAME}.records", Records.kind_of((3, 4), np.float16).itemsize
+    file, size = cache / f"{NAME}.records", Records.kind_of((3, 4)).itemsize
     content = bytearray(file.read_bytes())
     content[5 * size : 6 * size] = content[3 * size : 4 * size]
     file.write_bytes(content)
-    opened = Records(NAME, (3, 4), np.float16, 20)
+    opened = Records(NAME, (3, 4), 20)
     assert opened.read(np.array([5])) is None
     assert opened.read(ROWS) is not None
     other = f"activations-{8:032x}"  # the file of another key under this name
     shutil.copy(file, cache / f"{other}.records")
-    assert Records(other, (3, 4), np.float16, 20).read(ROWS) is None
+    assert Records(other, (3, 4), 20).read(ROWS) is None
 
 
 # Single values
@@ -373,7 +373,7 @@ def test_a_place_that_can_not_be_written_costs_time_only(
     assert blob(NAME, lambda: b"made") == b"made"
     assert digests([tmp_path / "file"], Path.read_bytes) == [key_of(b"")]
     with pytest.raises(OSError, match="Not a directory"):
-        Records(NAME, (3,), np.float16, 5)
+        Records(NAME, (3,), 5)
 
 
 @pytest.mark.slow
@@ -388,7 +388,7 @@ Rows(NAME).write(KEYS, VALUES)
 assert dict(Rows(NAME).read(KEYS)) == {}
 assert blob(OTHER, lambda: bytes(5000)) == bytes(5000)
 try:
-    Records(NAME, (30, 40), np.float16, 20)
+    Records(NAME, (30, 40), 20)
 except OSError as error:
     print(error.strerror)
 """
@@ -403,7 +403,7 @@ def test_a_file_that_grows_may_use_its_own_room(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It counts once: what it takes already, and 80% of what is free."""
-    Records(NAME, (3, 4), np.float16, 100)
+    Records(NAME, (3, 4), 100)
     file = cache / f"{NAME}.records"
     size = file.stat().st_size
     free = shutil._ntuple_diskusage(10**9, 0, 1000)  # type: ignore[attr-defined]

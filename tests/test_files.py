@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from nofuss import files
 from nofuss.errors import RunError
 from nofuss.files import (
     LOCK,
@@ -92,17 +93,19 @@ def test_a_file_named_by_its_content(tmp_path: Path) -> None:
     assert file.read_bytes() == b"abc"
 
 
-def test_lines_are_added_all_or_none(tmp_path: Path) -> None:
+def test_lines_are_added_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "JSON_LIMIT", 30)
     file = tmp_path / "x"
-    append_lines(file, ['"one"', '"two"'], limit=30)
+    assert read_lines(file) == []
+    append_lines(file, ['"one"', '"two"'])
     with file.open("ab") as opened:
         opened.write(b'"thr')
-    assert read_lines(file, limit=30) == ["one", "two"]
-    append_lines(file, ['"four"'], limit=30)
-    assert read_lines(file, limit=30) == ["one", "two", None, "four"]
+    assert read_lines(file) == ["one", "two"]
+    append_lines(file, ['"four"'])
+    assert read_lines(file) == ["one", "two", None, "four"]
     before = file.read_bytes()
     with pytest.raises(OSError, match="more than the limit of 30 bytes"):
-        append_lines(file, ['"five"'], limit=30)
+        append_lines(file, ['"five"'])
     assert file.read_bytes() == before
 
 

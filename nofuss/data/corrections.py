@@ -24,8 +24,6 @@ from nofuss.errors import DataError
 from nofuss.files import csv_cell, read_lines
 
 log = logging.getLogger("nofuss")
-LARGEST = 64 * 2**20
-"""Most bytes of a file of feedback."""
 SHOWN = 5
 COLUMNS = ("item", "label", "corrected")
 
@@ -55,7 +53,7 @@ def read_corrections(file: Path) -> list[Correction]:
     """
     lines = []
     with suppress(OSError):  # the reader of tables says what is wrong
-        lines = read_lines(file, limit=LARGEST)
+        lines = read_lines(file)
     if any(isinstance(line, dict) for line in lines):
         said = map(Correction.from_json, lines)
         return list(in_force(each for each in said if each is not None).values())

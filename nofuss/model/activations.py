@@ -50,11 +50,11 @@ class Activations:
         self._views_cached = 0
         if name is None:
             return
-        one_view = count * Records.kind_of(shape, np.float16).itemsize
+        one_view = count * Records.kind_of(shape).itemsize
         self._views_cached = min(views, room() // one_view)
         try:
             if self._views_cached:
-                self._records = Records(name, shape, np.float16, self._views_cached * count)
+                self._records = Records(name, shape, self._views_cached * count)
         except OSError as error:
             self._stop(error)
         else:

@@ -86,11 +86,7 @@ def _neighbourhood(
 
 def _metrics(run: Path) -> list[dict[str, Any]]:
     """Return the epochs in metrics.jsonl; none where it is missing."""
-    try:
-        lines = files.read_lines(run / "metrics.jsonl", limit=files.JSON_LIMIT)
-    except FileNotFoundError:
-        return []
-    return [row for row in lines if isinstance(row, dict)]
+    return [row for row in files.read_lines(run / "metrics.jsonl") if isinstance(row, dict)]
 
 
 @contextmanager

@@ -42,7 +42,6 @@ from nofuss.distributed.device import describe_device
 from nofuss.distributed.processes import first
 from nofuss.errors import RunError
 from nofuss.files import (
-    JSON_LIMIT,
     LOCK,
     OWNER,
     TEMPORARY,
@@ -147,8 +146,7 @@ class Run:
     def note_epoch(self, row: Mapping[str, Any]) -> None:
         """Write the row of an epoch into metrics.jsonl, in place of those from it on."""
         file = self.path / "metrics.jsonl"
-        kept = read_lines(file, limit=JSON_LIMIT) if file.exists() else []
-        rows = [old for old in kept if old and old["epoch"] < row["epoch"]]
+        rows = [old for old in read_lines(file) if old and old["epoch"] < row["epoch"]]
         lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in [*rows, dict(row)])
         write_file(file, "".join(lines))
 

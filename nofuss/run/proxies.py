@@ -4,17 +4,18 @@ RUN/proxies.safetensors: unit proxies, the rows of a sample of the training item
 and the model they are of. The vectors of the items are in the index.
 """
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from nofuss.errors import RunError
-from nofuss.files import array_bytes, load_tensors, tensor_bytes, write_file
+from nofuss.files import digest, load_tensors, tensor_bytes, tensor_parts, write_file
 
 FILE = "proxies.safetensors"
 Floats = NDArray[np.float32]
@@ -42,10 +43,10 @@ class RunProxies:
 
     def save(self, run: Path, model: str) -> None:
         """Write the file of the run."""
-        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        tensors = {name: torch.from_numpy(getattr(self, name)) for name in _ARRAYS}
         about = {"model": model, "scale": self.scale}
-        about["checksum"] = _checksum(about, arrays)
-        write_file(run / FILE, tensor_bytes(arrays, about))
+        about["checksum"] = _checksum(about, tensors)
+        write_file(run / FILE, tensor_bytes(tensors, about))
 
 
 @dataclass(frozen=True)
@@ -72,11 +73,11 @@ def load_proxies(run: Path, model: str, dim: int) -> RunProxies:
         return RunProxies.none(dim)
     try:
         tensors, about = load_tensors(file)
-        arrays: dict[str, Any] = {name: tensors[name].numpy() for name in _ARRAYS}
-        if about.pop("checksum") != _checksum(about, arrays):
+        if about.pop("checksum") != _checksum(about, tensors):
             raise ValueError("its checksum differs")
         if about["model"] != model:
             return RunProxies.none(dim)
+        arrays = {name: tensors[name].numpy() for name in _ARRAYS}
         kept = RunProxies(**arrays, scale=about["scale"])
         if kept.proxies.shape[1:] != (dim,) or len(kept.assignment) not in (0, len(kept.sample)):
             raise ValueError("its parts do not fit each other")
@@ -86,12 +87,10 @@ def load_proxies(run: Path, model: str, dim: int) -> RunProxies:
         raise RunError(f"{file} is damaged ({reason}); delete it or train again") from None
 
 
-def _checksum(about: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> str:
-    made = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name in _ARRAYS:
-        made.update(f"{name} {arrays[name].dtype} {arrays[name].shape} ".encode())
-        made.update(array_bytes(arrays[name]))
-    return made.hexdigest()
+def _checksum(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:
+    shapes = {name: (str(tensors[name].dtype), *tensors[name].shape) for name in _ARRAYS}
+    described = json.dumps([about, shapes], sort_keys=True).encode()
+    return digest(described, *tensor_parts({name: tensors[name] for name in _ARRAYS}))
 
 
 def sample_by_class(labels: Rows, *, items: int = 1500, per_class: int = 60, seed: int = 0) -> Rows:

@@ -37,7 +37,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.data.corrections import LARGEST, Correction, in_force
+from nofuss.data.corrections import Correction, in_force
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import per_query, scorable
 from nofuss.files import append_lines, csv_text, read_lines
@@ -151,10 +151,7 @@ class Feedback:
 
 def read_feedback(run: Path) -> Feedback:
     """Read what was said of a run; nothing where there is no file."""
-    try:
-        lines = read_lines(run / FILE, limit=LARGEST)
-    except FileNotFoundError:
-        return Feedback()
+    lines = read_lines(run / FILE)
     return Feedback(tuple(Mark.from_json(line) or Correction.from_json(line) for line in lines))
 
 
@@ -162,7 +159,7 @@ def append(run: Path, said: Iterable[Said]) -> None:
     """Append what somebody said."""
     now = int(time.time())
     lines = [json.dumps(each._asdict() | {"time": now}) for each in said]
-    append_lines(run / FILE, lines, limit=LARGEST)
+    append_lines(run / FILE, lines)
 
 
 # ---- what follows from it

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nofuss.cache import Records
+from nofuss.cache import cache_directory
 from nofuss.data.sampling import Indices
 from nofuss.model.activations import Activations
 
@@ -67,7 +67,7 @@ def test_what_is_cached_is_what_was_computed(caplog: pytest.LogCaptureFixture) -
     again, compute = opened(NAME)
     take_all(again, 1, ROWS[::-1].copy())
     assert not compute.asked
-    assert Records.file_of(NAME).stat().st_size == COUNT * VIEWS * SIZE
+    assert (cache_directory() / f"{NAME}.records").stat().st_size == COUNT * VIEWS * SIZE
     uncached, compute = opened(None)
     for _ in range(2):
         take_all(uncached, 2)
@@ -76,7 +76,7 @@ def test_what_is_cached_is_what_was_computed(caplog: pytest.LogCaptureFixture) -
 
 
 def test_a_damaged_record_is_computed_again() -> None:
-    file = Records.file_of(NAME)
+    file = cache_directory() / f"{NAME}.records"
     opened(NAME)[0].take(0, ROWS)
     content = bytearray(file.read_bytes())
     content[17 * SIZE + 50] ^= 1
@@ -125,7 +125,7 @@ for _ in range(2):
     assert process.returncode == 0
     assert said.count("\n") == 1
     assert "activations can't be cached (File too large)" in said
-    assert not Records.file_of(NAME).exists()
+    assert not (cache_directory() / f"{NAME}.records").exists()
 
 
 @pytest.mark.slow

@@ -29,8 +29,6 @@ from nofuss.data.collection import (
 from nofuss.errors import DataError
 from nofuss.files import read_bytes
 
-LARGEST_MAT = 2**23
-"""Largest size of an annotation file in bytes; those of Cars196 have less than one megabyte."""
 DEVKIT = {"cars_train_annos.mat": "cars_train", "cars_test_annos_withlabels.mat": "cars_test"}
 """Annotations of Cars196 as published → the folder of their pictures."""
 
@@ -167,8 +165,7 @@ def _load_mat(folder: Path, name: str) -> dict[str, Any]:
             f"{folder} has no {name}; Cars196 needs both {' and '.join(DEVKIT)}, or cars_annos.mat"
         )
     with reading(file, "MATLAB file"):
-        data = BytesIO(read_bytes(file, limit=LARGEST_MAT))
-        content: dict[str, Any] = loadmat(data, simplify_cells=True)
+        content: dict[str, Any] = loadmat(BytesIO(read_bytes(file)), simplify_cells=True)
     return content
 
 

@@ -66,11 +66,8 @@ def _opened(path: Path) -> Iterator[tuple[list[str], Any]]:
             yield [cell.strip().lower() for cell in next(reader, [])], reader
 
 
-def read_rows(path: Path, *columns: str, further: bool = False) -> Iterator[Row]:
-    """Yield the records of a CSV that has these columns; skip blank lines.
-
-    `further` also yields the other columns.
-    """
+def read_rows(path: Path, *columns: str) -> Iterator[Row]:
+    """Yield the records of a CSV that has these columns, and others; skip blank lines."""
     name = path.name
     with _opened(path) as (found, reader):
         if not any(found):
@@ -82,7 +79,7 @@ def read_rows(path: Path, *columns: str, further: bool = False) -> Iterator[Row]
             )
         if twice := [column for column in found if column and found.count(column) > 1]:
             raise DataError(f"{name} has the column {twice[0]} twice; rename one")
-        where = {c: i for i, c in enumerate(found) if c in columns or (c and further)}
+        where = {c: i for i, c in enumerate(found) if c}
         for number, record in enumerate(reader, start=2):
             if any(cell.strip() for cell in record[len(found) :]):
                 raise DataError(
@@ -102,10 +99,10 @@ def open_table(path: Path) -> Collection:
     return _open_pairs(path) if {*PAIR_COLUMNS} <= {*columns} else _open_labelled(path)
 
 
-def _use(path: Path, columns: tuple[str, ...], use: Callable[[Row], Any], **options: bool) -> None:
+def _use(path: Path, columns: tuple[str, ...], use: Callable[[Row], Any]) -> None:
     """Hand each row to `use`; list those for which it raises ValueError in one DataError."""
     complaints, number = list[str](), 0
-    for row in read_rows(path, *columns, **options):
+    for row in read_rows(path, *columns):
         number = row.number
         try:
             if missing := [column for column in columns if not row.cells[column].strip()]:
@@ -142,7 +139,7 @@ def _open_labelled(path: Path) -> Collection:
         for name, cell in cells.items():
             further.setdefault(name, []).append(cell)
 
-    _use(path, ("path", "label"), use, further=True)
+    _use(path, ("path", "label"), use)
     order, names = by_number_or_name(labels)
     return Collection(
         name=path.stem,
