@@ -18,7 +18,7 @@ from torch import Tensor
 from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode, in_mode, resized
-from nofuss.data.duplicates import look_at
+from nofuss.data.scan import look_at
 from nofuss.data.transforms import draws, fitted, test_views, train_views
 
 Indices = NDArray[np.int64]
