@@ -9,6 +9,7 @@ import os
 import secrets
 import socket
 import threading
+import time
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import FrameType
@@ -17,7 +18,6 @@ from typing import Any
 import uvicorn
 from anyio.to_thread import run_sync
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from nofuss.errors import UsageError
 from nofuss.run.directory import Run
@@ -94,7 +94,7 @@ def serve(
         access_log=False,  # it would contain the token
         server_header=False,
         ws="none",
-        http=Connection,
+        http="h11",
         proxy_headers=origin is not None,  # anyone could write them
         forwarded_allow_ips=["127.0.0.1", "::1"],
         timeout_graceful_shutdown=STOP_SECONDS,
@@ -104,57 +104,33 @@ def serve(
 
 
 class Server(uvicorn.Server):
-    """Ends soon after Ctrl-C, even if a thread waits for a disk that does not answer."""
+    """Closes connections that are too many or too slow, and ends soon after Ctrl-C."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.phases = dict[Any, tuple[Any, float]]()  # of each connection, and since when it lasts
+
+    async def on_tick(self, counter: int) -> bool:
+        """Look at all connections, ten times a second."""
+        now, before, self.phases = time.monotonic(), self.phases, {}
+        for connection in sorted(self.server_state.connections, key=before.__contains__)[::-1]:
+            cycle: Any = connection.cycle  # type: ignore[union-attr]
+            is_answered = cycle is None or cycle.response_complete
+            is_read = not connection.transport.get_write_buffer_size()
+            phase = cycle, is_answered and is_read
+            was, since = before.get(connection, (phase, now))
+            self.phases[connection] = phase, since if was == phase else now
+            late = HEAD_SECONDS if phase[1] else REQUEST_SECONDS
+            if now - self.phases[connection][1] > late or len(self.phases) > CONNECTIONS:
+                connection.transport.abort()
+        return await super().on_tick(counter)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Give requests under way their time."""
+        """Give requests under way their time, even if a thread waits for a disk in vain."""
         end = threading.Timer(STOP_SECONDS, os._exit, (130,))
         end.daemon = True
         end.start()
         super().handle_exit(sig, frame)
-
-
-class Connection(H11Protocol):
-    """A client's connection, which ends if a request's head or the whole takes too long."""
-
-    late: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for a request's head, unless there are too many connections."""
-        super().connection_made(transport)
-        self._wait()
-        if len(self.connections) > CONNECTIONS:
-            transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Notice the end of a head; bytes before it do not extend its time."""
-        was_idle = self._is_idle
-        super().data_received(data)
-        if was_idle and not self._is_idle:
-            self._wait()
-
-    def on_response_complete(self) -> None:
-        """Wait for the next request, unless it has arrived already."""
-        super().on_response_complete()
-        self._wait()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
-        super().connection_lost(exc)
-        if self.late is not None:
-            self.late.cancel()
-
-    @property
-    def _is_idle(self) -> bool:
-        return self.cycle is None or self.cycle.response_complete
-
-    def _wait(self) -> None:
-        if self.late is not None:
-            self.late.cancel()
-        if self._is_idle and not self.transport.get_write_buffer_size():
-            self.late = self.loop.call_later(HEAD_SECONDS, self.transport.abort)
-        else:  # the client may still read
-            self.late = self.loop.call_later(REQUEST_SECONDS, self.transport.abort)
 
 
 def _listen(host: str, port: int) -> socket.socket:

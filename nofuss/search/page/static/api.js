@@ -76,7 +76,9 @@ export const leaf = (label) => label.split("/").filter(Boolean).pop() ?? label;
 export const way = (label) => label.split("/").filter(Boolean).slice(0, -1).join(" / ");
 
 export function className(label, { short = false } = {}) {
-  const named = element("span", "class", element("b", "label", label === null ? "no label" : leaf(label)));
+  const name = label === null ? "no label" : leaf(label);
+  const parts = name.split(/(?<=_)/).flatMap((part) => [part, element("wbr")]); // lines may end behind _
+  const named = element("span", "class", element("b", "label", ...parts));
   const path = label === null ? "" : way(label);
   if (path) named.append(" ", element("span", "way", short ? leaf(way(label)).trim() : path));
   return named;
