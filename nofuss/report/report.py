@@ -26,6 +26,7 @@ from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
 from nofuss.run.proxies import RunEmbeddings
 
+_WHAT = {"vectors": "vectors", "small": "pictures"}
 _MISFITS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, UndefinedError)
 
 
@@ -37,7 +38,7 @@ def write_report(
         names = ("config", "environment", "data", "scores", "choice")
         stored = {name: read_optional_json(run / f"{name}.json") for name in names}
         model = read_optional_json(run / "model" / "model.json")
-        seed = int(stored["config"].get("seed", 0))
+        seed, preset = int(stored["config"].get("seed", 0)), str(stored["config"].get("preset"))
         with working(progress, "drawing the map of the report"):  # t-SNE
             drawn = sections.embedding_map(collection, shown, seed=seed)
         around = _neighbourhood(run, collection, shown, seed, progress)
@@ -47,7 +48,7 @@ def write_report(
                 title=run.resolve().name,
                 description=stored["data"].get("description", ""),
                 sections={
-                    "scores": sections.scores(stored["scores"], collection),
+                    "scores": sections.scores(stored["scores"], _WHAT.get(preset, "photos")),
                     "choice": sections.choice(stored["choice"].get("choice", {})),
                     "search": sections.search(model.get("extra", {})),
                     "training": sections.training(_metrics(run)),

@@ -51,8 +51,8 @@ _SPLIT = {"train": "trained on", "val": "validation", "test": "test"}
 # What was learned
 
 
-def scores(stored: dict[str, Any], collection: Collection) -> Section | None:
-    """Tell in one sentence how good the run is, and compare it with what needs no training."""
+def scores(stored: dict[str, Any], what: str) -> Section | None:
+    """Compare the run with what needs no training; what: "photos", or what else it embeds."""
     main = next((name for name in _CAPTIONS if name in stored), None)
     if main is None:
         return None
@@ -62,9 +62,8 @@ def scores(stored: dict[str, Any], collection: Collection) -> Section | None:
     points = [
         (name, of[main], of.get(f"{main}_interval")) for name, of in methods.items() if main in of
     ]
-    sentence = headline(stored, "pictures" if collection.has_pictures else "vectors")
     return {
-        "sentence": re.split(r"(\d+ of 100)", sentence, maxsplit=1),
+        "sentence": re.split(r"(\d+ of 100)", headline(stored, what), maxsplit=1),
         "interval": stored.get(f"{main}_interval"),
         "gain": gain and describe_gain(gain),
         "over": gain and gain["over"],
