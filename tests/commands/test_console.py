@@ -119,6 +119,7 @@ def test_in_a_pipe_long_work_is_mentioned_while_and_after_it_is_done(
         while not (said := capsys.readouterr().out):
             time.sleep(0.01)
         assert re.fullmatch(r"embedding: 1,024 of 2,000  [\d,]+/s\n", said)
+        time.sleep(console.LONG)
         console.progress("embedding", 2_000, 2_000)
     assert re.fullmatch(r"embedding: 2,000 in [\d.]+ s \([\d,]+/s\)\n", capsys.readouterr().out)
 
@@ -133,7 +134,7 @@ def test_on_a_terminal_there_is_a_bar_and_verbose_says_how_long_work_took(
     with console.speaking(verbose=True):
         console.progress("embedding", 0, 40)
         console.progress("embedding", 20, 40)
-        while "20/40" not in file.getvalue():
+        while "20 of 40" not in file.getvalue():
             time.sleep(0.01)
         console.progress("embedding", 40, 40)
     assert "embedding: 40 in " in file.getvalue().splitlines()[-1]
