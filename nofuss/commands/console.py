@@ -323,8 +323,9 @@ def _percents(
         for of in columns.values():
             yield f"{100 * of[name]:.{digits}f}" if name in of else "–"
         if gain:
-            by, low, high = (f"{100 * x:+.{digits}f}" for x in gain.get(name, (0, 0, 0)))
-            yield f"{by} ({low} to {high})" if name in gain else ""
+            by, low, high = (100 * value for value in gain.get(name, (0, 0, 0)))
+            interval = f"({low:.{digits}f} to {high:.{digits}f})"
+            yield f"{by:+.{digits}f} {interval}" if name in gain else ""
 
     header = ["%", *columns] + (["gain (95%)"] if gain else [])
     table(title, header, [list(cells(name)) for name in names])

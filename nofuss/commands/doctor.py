@@ -214,17 +214,17 @@ def _show(diagnosis: Diagnosis) -> None:
     ]
     _list("can't be used", unusable)
     for kind, groups in (
-        ("copies", diagnosis.duplicates),
-        ("look alike", diagnosis.near_duplicates),
+        ("exact copies", diagnosis.duplicates),
+        ("near-duplicates", diagnosis.near_duplicates),
     ):
         conflicts = [g for g in groups if len(g.classes) > 1]
-        _list(f"{kind}, but labelled differently", [_line(g) for g in conflicts])
-        _list(f"{kind}, of one class", [_line(g) for g in groups if len(g.classes) <= 1])
+        _list(f"{kind} with different labels", [_line(g) for g in conflicts])
+        _list(f"{kind} of one class", [_line(g) for g in groups if len(g.classes) <= 1])
     if diagnosis.doubtful_labels == []:
         console.say("doubtful labels: none; no label is contradicted by its nearest neighbours")
     elif diagnosis.doubtful_labels is not None:
         _list(
-            "doubtful labels: the nearest neighbours say otherwise",
+            "doubtful labels (most of the nearest neighbours have another)",
             [
                 f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.share:.0%})"
                 for d in diagnosis.doubtful_labels

@@ -381,9 +381,9 @@ def _matched(collection: Collection, gallery: Collection) -> Queries:
 def warn_of_known(encoder: Encoder, data: Collection) -> None:
     """Warn if a model has learned from classes of these names: they tell little of unseen ones."""
     if known := len({*encoder.class_names} & {*data.class_names}):
-        which = f"{known:,} of {data.num_classes:,} classes, by their names"
         log.warning(
-            f"{encoder.source} has learned from {which}; these scores are not of unseen ones"
+            f"{encoder.source} was trained on classes of the same names as {known:,} of these "
+            f"{data.num_classes:,}; scores on them are not scores on unseen classes"
         )
 
 

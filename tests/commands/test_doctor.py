@@ -78,9 +78,9 @@ def test_the_data_stay_untouched(sick: Path, capsys: Capture) -> None:
     for line in (
         "items per class: 4 to 7, median 6.0",
         "can't be used: 2",
-        "copies, but labelled differently: 1",
+        "exact copies with different labels: 1",
         "  ant/1.png = bee/torn.png (ant, bee)",
-        "look alike, but labelled differently: 1",
+        "near-duplicates with different labels: 1",
         "next: nofuss train",
     ):
         assert line in printed.out
@@ -100,7 +100,7 @@ def test_healthy_data_get_no_complaint(tmp_path: Path, capsys: Capture) -> None:
             scene(100 + 10 * c + i).save(tmp_path / f"class {c}" / f"{i}.png")
     assert main(["doctor", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
-    assert not any(word in printed for word in ("can't", "copies", "alike", "doubtful"))
+    assert not any(word in printed for word in ("can't", "copies", "duplicates", "doubtful"))
     assert f"next: nofuss train {tmp_path}" in printed
 
 
