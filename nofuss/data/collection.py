@@ -4,7 +4,8 @@ Every reader in this folder returns one; samplers, loader and training take one.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -48,8 +49,6 @@ def to_bytes(text: Path | str) -> bytes:
     try:
         return os.fsencode(text)
     except UnicodeEncodeError:
-        if not any("\ud800" <= character <= "\udfff" for character in str(text)):
-            raise  # file names are ASCII here: the command says so
         return str(text).encode("utf-8", "backslashreplace")
 
 
@@ -81,10 +80,10 @@ class Collection:
     """Further columns of a table; training does not see them."""
     by_links: bool = False
     """Whether labels number groups of linked items instead of classes, see `triplets.py`."""
-    notes: tuple[str, ...] = ()
-    """What was left out or corrected while reading, for the user."""
+    remarks: tuple[str, ...] = ()
+    """What was corrected while reading, or might be, for the user."""
     skipped: tuple[tuple[str, str], ...] = ()
-    """Name and reason of each file that is not used."""
+    """Name of each file that is not used, and the reason in the plural, as in "hidden files"."""
 
     def __post_init__(self) -> None:
         if self.labels is None:
@@ -141,6 +140,11 @@ class Collection:
         if not self.paths:
             return tuple(f"row {i}" for i in range(len(self)))
         return tuple(printable(relative(path, self.root)) for path in self.paths)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user: what was skipped, and the remarks."""
+        return skipped_notes(self.skipped) + self.remarks
 
     def describe(self) -> str:
         """Return one line for the user: "200 classes, 11,788 images, official CUB layout"."""
@@ -254,6 +258,17 @@ def from_dataset(dataset: Any, *, labels: ArrayLike | None = None, name: str = "
 def relative(path: Path, root: Path | None) -> Path:
     """Return `path` relative to `root` where it lies below it, else unchanged."""
     return path.relative_to(root) if root is not None and path.is_relative_to(root) else path
+
+
+def skipped_notes(skipped: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Return a line a reason: the number of names with it, and the first five."""
+    by_reason: defaultdict[str, list[str]] = defaultdict(list)
+    for name, reason in skipped:
+        by_reason[reason].append(name)
+    return tuple(
+        f"{len(names):,} {reason} skipped: {first_five(sorted(names))}"
+        for reason, names in by_reason.items()
+    )
 
 
 def first_five(complaints: Sequence[str]) -> str:

@@ -16,8 +16,6 @@ from nofuss.errors import visible
 
 Type = Literal["number", "text", "date", "bool"]
 Value = float | str | bool | None
-Cells = Mapping[str, Value]
-"""The values of one item, by column; those that are None are left out."""
 
 # No leading zeros: 007 is a code. No digits that a float would lose.
 _NUMBER = re.compile(r"[+-]?(0|[1-9][0-9]{0,14})?(\.[0-9]{0,15})?([eE][+-]?[0-9]{1,3})?")

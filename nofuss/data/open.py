@@ -74,7 +74,7 @@ def open_data(
         opened = _open_file(path.absolute(), labelling, check_values)
     else:
         raise DataError(f"{path} does not exist; expected {ACCEPTED}")
-    return replace(opened, notes=opened.notes + spelled_alike(opened.class_names))
+    return replace(opened, remarks=opened.remarks + spelled_alike(opened.class_names))
 
 
 def spelled_alike(names: Sequence[str]) -> tuple[str, ...]:
@@ -302,6 +302,10 @@ def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
             raise
         if not (pictures := find_pictures(folder)):
             raise
-        notes = () if labelling == BY_FOLDER else (f"without labels: {error}",)
-        layout = "folder of pictures"
-        return Collection(name=folder.name, layout=layout, paths=pictures, root=folder, notes=notes)
+        return Collection(
+            name=folder.name,
+            layout="folder of pictures",
+            paths=pictures,
+            root=folder,
+            remarks=() if labelling == BY_FOLDER else (f"without labels: {error}",),
+        )

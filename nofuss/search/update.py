@@ -31,7 +31,6 @@ from nofuss.data.readers.folder import (
     Labelling,
     find_pictures,
     labelling_of,
-    skipped_notes,
 )
 from nofuss.data.triplets import NO_LABEL
 from nofuss.distributed import processes
@@ -172,13 +171,11 @@ def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collectio
         return collection
     indexed = {printable(p.relative_to(path)) for p in loose}
     skipped = tuple(entry for entry in collection.skipped if entry[0] not in indexed)
-    before = skipped_notes(collection.skipped)
     return replace(
         collection,
         paths=[*collection.paths, *loose],
         labels=np.r_[collection.labels, np.full(len(loose), NO_LABEL)],
         split=None,
-        notes=(*skipped_notes(skipped), *(n for n in collection.notes if n not in before)),
         skipped=skipped,
     )
 

@@ -60,22 +60,22 @@ def from_arrays(
         raise DataError(
             f"{name} holds {', '.join(arrays) or 'nothing'}; expected one of {', '.join(ITEMS)}"
         )
-    items, notes = _as_items(arrays[key], key), list[str]()
+    items, remarks = _as_items(arrays[key], key), list[str]()
     if check_values and items.ndim == 2:
         check_vectors(items, name=key)
     more: dict[str, Any] = {}
     if kind := _first(arrays, ("triplets", "pairs")):
         more["comparisons"] = _as_comparisons(arrays[kind], kind, len(items))
         if {"triplets", "pairs"} <= arrays.keys():
-            notes.append("pairs are not used beside triplets")
+            remarks.append("pairs are not used beside triplets")
     if labels_key := _first(arrays, LABELS):
         raw = _as_labels(arrays[labels_key], labels_key, len(items))
         more["labels"], values = compact_labels(raw)
         if raw.dtype.kind in "iu" and (values[0] < 0 or values[-1] >= len(values)):
-            notes.append(f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}")
+            remarks.append(f"labels {values[0]}…{values[-1]} renumbered to 0…{len(values) - 1}")
         more["class_names"] = _class_names(values, arrays.get(_first(arrays, NAMES) or ""))
         more["split"] = _split(arrays, raw)
-    return Collection(name=name, layout=layout, array=items, notes=tuple(notes), **more)
+    return Collection(name=name, layout=layout, array=items, remarks=tuple(remarks), **more)
 
 
 def _load(path: Path) -> Arrays:

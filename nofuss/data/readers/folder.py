@@ -12,8 +12,7 @@ train/ and test/.
 
 import os
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,9 +24,9 @@ from nofuss.data.collection import (
     TRAIN,
     Collection,
     compact_labels,
-    first_five,
     printable,
     relative,
+    skipped_notes,
 )
 from nofuss.data.decode import SUFFIXES
 from nofuss.errors import DataError, UsageError
@@ -43,7 +42,7 @@ _UNREAD = {
 """Why pictures with these suffixes are skipped where they are not in SUFFIXES."""
 
 Skipped = list[tuple[Path, str]]
-"""What is not used, with a reason in the plural, as in "hidden files"."""
+"""As `Collection.skipped`, by path."""
 
 
 class Labelling(NamedTuple):
@@ -99,17 +98,6 @@ def named(skipped: Skipped, root: Path) -> tuple[tuple[str, str], ...]:
     return tuple((printable(relative(path, root)), reason) for path, reason in skipped)
 
 
-def skipped_notes(skipped: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return a line a reason: the number of names with it, and the first five."""
-    by_reason: defaultdict[str, list[str]] = defaultdict(list)
-    for name, reason in skipped:
-        by_reason[reason].append(name)
-    return tuple(
-        f"{len(names):,} {reason} skipped: {first_five(sorted(names))}"
-        for reason, names in by_reason.items()
-    )
-
-
 def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     """Open the pictures below `folder`, labelled by the folder that contains each."""
     skipped = Skipped()
@@ -146,12 +134,11 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     labels, names = compact_labels([os.fsencode(label) for _, label, _ in labelled])
     layout = f"class folders in {' and '.join(tops)}" if tops else "folder of class folders"
     outermost = {Path(label).parts[0] for _, label, _ in labelled}
-    notes = skipped_notes(named(skipped, folder))
-    if labelling == BY_FOLDER and depth > 1 and len(outermost) < len(names):
-        notes += (
-            f"folders in folders, {depth} deep: the innermost are the classes; `nofuss train "
-            f"--class-level 1` makes the {len(outermost):,} outermost the classes",
-        )
+    hint = (
+        f"folders in folders, {depth} deep: the innermost are the classes; `nofuss train "
+        f"--class-level 1` makes the {len(outermost):,} outermost the classes"
+    )
+    is_nested = labelling == BY_FOLDER and depth > 1 and len(outermost) < len(names)
     return Collection(
         name=folder.name,
         layout=layout + labelling.describe(),
@@ -160,7 +147,7 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
         labels=labels,
         class_names=tuple(printable(os.fsdecode(name)) for name in names),
         split=np.array([side for _, _, side in labelled]) if tops else None,
-        notes=notes,
+        remarks=(hint,) * is_nested,
         skipped=named(skipped, folder),
     )
 

@@ -38,7 +38,6 @@ from nofuss.data.readers.folder import (
     Labelling,
     Skipped,
     named,
-    skipped_notes,
 )
 from nofuss.data.readers.table import SPLITS, by_number_or_name, existing
 from nofuss.data.triplets import NO_LABEL
@@ -72,9 +71,7 @@ def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOL
     if not any(row.label for row in rows):
         rows = [row._replace(label=labelling.class_of(Path(row.name)) or "") for row in rows]
         layout += labelling.describe()
-    listed = named(skipped, root)
-    collection = _joined(rows, files, root, layout)
-    return replace(collection, notes=skipped_notes(listed), skipped=listed)
+    return replace(_joined(rows, files, root, layout), skipped=named(skipped, root))
 
 
 def open_parquet(files: Sequence[Path], root: Path) -> Collection:
@@ -90,7 +87,7 @@ def is_saved_dataset(folder: Path) -> bool:
 
 def open_saved_dataset(folder: Path) -> Collection:
     """Open what `save_to_disk` wrote: a dataset, or one for each side of a split."""
-    sides, notes = {folder: ""}, tuple[str, ...]()
+    sides, skipped = {folder: ""}, tuple[tuple[str, str], ...]()
     if (folder / "dataset_dict.json").is_file():
         names = _listed(folder / "dataset_dict.json", "splits", str)
         sides = {folder / name: SPLIT_WORDS[name] for name in names if name in SPLIT_WORDS}
@@ -100,7 +97,7 @@ def open_saved_dataset(folder: Path) -> Collection:
                 "train and test (or validation)"
             )
         beside = f"splits beside {' and '.join(each.name for each in sides)}"
-        notes = skipped_notes((printable(n), beside) for n in names if n not in SPLIT_WORDS)
+        skipped = tuple((printable(n), beside) for n in names if n not in SPLIT_WORDS)
     rows, files = list[Row](), list[Path]()
     for place, side in sides.items():
         for entry in _listed(place / "state.json", "_data_files", dict):
@@ -108,7 +105,7 @@ def open_saved_dataset(folder: Path) -> Collection:
             rows += _read(files[-1], "dataset", _table_rows(files[-1], side))
     if not files:
         raise DataError(f"{folder} lists no data files in state.json; save it again")
-    return replace(_joined(rows, files, folder, "Hugging Face dataset on disk"), notes=notes)
+    return replace(_joined(rows, files, folder, "Hugging Face dataset on disk"), skipped=skipped)
 
 
 def _joined(rows: list[Row], files: Sequence[Path], root: Path, layout: str) -> Collection:

@@ -149,7 +149,7 @@ def _open_labelled(path: Path) -> Collection:
         labels=order,
         class_names=tuple(printable(n) for n in names),
         split=np.array(split) if all(split) else None,
-        notes=(f"{len(repeated):,} rows repeat a picture: {first_five(repeated)}",)[
+        remarks=(f"{len(repeated):,} rows repeat a picture: {first_five(repeated)}",)[
             : len(repeated)
         ],
         columns={
