@@ -138,7 +138,7 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
         f"folders in folders, {depth} deep: the innermost are the classes; `nofuss train "
         f"--class-level 1` makes the {len(outermost):,} outermost the classes"
     )
-    is_nested = labelling == BY_FOLDER and depth > 1 and len(outermost) < len(names)
+    is_nested = labelling == BY_FOLDER and depth > 1 and 1 < len(outermost) < len(names)
     return Collection(
         name=folder.name,
         layout=layout + labelling.describe(),

@@ -140,6 +140,7 @@ def test_folders_in_folders(draw, tmp_path: Path) -> None:
     assert outer.class_names == ("birds", "fish")
     assert outer.describe().endswith("classes by folders at level 1")
     assert not outer.notes
+    assert not open_data(tmp_path).notes  # one class would be no classes
     two = open_data(tmp_path / "d", labelling=Labelling(class_level=2))
     assert two.class_names == ("birds/tit", "birds/wren", "fish")
 
