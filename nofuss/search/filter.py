@@ -4,9 +4,9 @@ Allowed are and, or, not, parentheses, and comparisons of a column (chains too, 
 with a number, 'text', True, False or None; `in` with a list; `is None`. A column whose name is not
 a word is written in backquotes: `unit price`.
 
-Numbers, texts and names are read here; Python's parser sees one letter for each, padded to its
-length, so that positions stay right and nothing of a filter can mean anything to Python. Its tree
-becomes conditions, which `fold` walks for arrays, SQL and Milvus. An item without a value passes no
+Numbers, texts and names are read here; Python's parser sees as many letters x for each, so that
+positions stay right and nothing of a filter can mean anything to Python. Its tree becomes
+conditions, which `fold` walks for arrays, SQL and Milvus. An item without a value passes no
 comparison, also not a negated one; `not` is moved inwards here, so that all engines agree on this.
 """
 
@@ -14,7 +14,7 @@ import ast
 import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any, NamedTuple, TypeVar
 
@@ -51,7 +51,6 @@ _TOKEN = re.compile(
 _JOINS = {"and", "or", "not", "in", "is"}
 _INSTEAD = {"=": "==", "<>": "!="}
 _VALUES = {"true": True, "false": False, "null": None, "none": None}
-_FIRST_LETTER = 0x4E00  # followed by 20,000 letters, more than there are tokens
 
 
 class FilterError(ValueError):
@@ -77,7 +76,8 @@ Condition = Compare | Join
 
 
 class _Token(NamedTuple):
-    text: str
+    """A number, a text or a name."""
+
     column: str | None
     """None for a value."""
     value: Value
@@ -91,7 +91,7 @@ def parse_filter(text: str, types: Mapping[str, Type]) -> Condition:
     letters, tokens = _tokenize(text)
     try:
         tree = ast.parse(letters, mode="eval")
-        return _Reader(text, letters, tokens, types).read(tree.body)
+        return _Reader(text, tokens, types).read(tree.body)
     except SyntaxError as error:
         at = error.offset or len(text) + 1
         if at > len(text):
@@ -106,9 +106,9 @@ def parse_filter(text: str, types: Mapping[str, Type]) -> Condition:
         raise FilterError("it is nested too deeply; use fewer parentheses") from None
 
 
-def _tokenize(text: str) -> tuple[str, dict[str, _Token]]:
-    """Return the filter with a letter for each number, text and name, and what they stand for."""
-    letters, tokens, at = "", dict[str, _Token](), 0
+def _tokenize(text: str) -> tuple[str, dict[int, _Token]]:
+    """Return the filter with x for each letter of a token, and place → token."""
+    letters, tokens, at = "", dict[int, _Token](), 0
     while at < len(text):
         found = _TOKEN.match(text, at)
         kind, token = (found.lastgroup, found[0]) if found else (None, text[at])
@@ -126,30 +126,27 @@ def _tokenize(text: str) -> tuple[str, dict[str, _Token]]:
         elif letters[-1:].isalnum():
             raise FilterError(f"expected a space at character {at + 1}, got {visible(token):.60}")
         else:
-            letter = chr(_FIRST_LETTER + len(tokens))
-            tokens[letter] = _token(kind, token)
-            letters += letter.ljust(len(token))
+            tokens[at] = _token(kind, token)
+            letters += "x" * len(token)
         at += len(token)
     return letters, tokens
 
 
 def _token(kind: str, text: str) -> _Token:
     if kind == "number":
-        return _Token(text, None, float(text))
+        return _Token(None, float(text))
     if kind == "text":
-        return _Token(text, None, re.sub(r"\\([\\'\"])", r"\1", text[1:-1]))
+        return _Token(None, re.sub(r"\\([\\'\"])", r"\1", text[1:-1]))
     if kind == "word" and text.lower() in _VALUES:
-        return _Token(text, None, _VALUES[text.lower()])
-    return _Token(text, text[1:-1].replace("``", "`") if kind == "quoted" else text, None)
+        return _Token(None, _VALUES[text.lower()])
+    return _Token(text[1:-1].replace("``", "`") if kind == "quoted" else text, None)
 
 
 class _Reader:
     """Turns a few nodes of Python's grammar into conditions; every other node is refused."""
 
-    def __init__(
-        self, text: str, letters: str, tokens: Mapping[str, _Token], types: Mapping[str, Type]
-    ) -> None:
-        self.text, self.letters, self.tokens, self.types = text, letters.encode(), tokens, types
+    def __init__(self, text: str, tokens: Mapping[int, _Token], types: Mapping[str, Type]) -> None:
+        self.text, self.tokens, self.types = text, tokens, types
 
     def read(self, node: ast.expr, negated: bool = False) -> Condition:
         match node:
@@ -185,10 +182,10 @@ class _Reader:
         return Compare(column, _OPPOSITE[sign] if negated else sign, value)
 
     def is_value(self, node: ast.expr) -> bool:
-        return isinstance(node, ast.Name) and self.tokens[node.id].column is None
+        return isinstance(node, ast.Name) and self.tokens[node.col_offset].column is None
 
     def column(self, node: ast.expr) -> str:
-        name = self.tokens[node.id].column if isinstance(node, ast.Name) else None
+        name = self.tokens[node.col_offset].column if isinstance(node, ast.Name) else None
         if name is None:
             raise FilterError(f"expected a column, got {self.shown(node)}")
         name = name if name in self.types else name.lower()  # as the header of a table is read
@@ -202,7 +199,7 @@ class _Reader:
         kind = self.types[column]
         found: Value = None
         if isinstance(node, ast.Name) and self.is_value(node):
-            value = self.tokens[node.id].value
+            value = self.tokens[node.col_offset].value
             if value is None and sign in ("==", "!="):
                 return None
             if isinstance(value, bool):
@@ -217,13 +214,8 @@ class _Reader:
 
     def shown(self, node: ast.expr) -> str:
         """Return what was written for a node, and where."""
-        assert node.end_col_offset is not None
-        start, end = (  # Python counts bytes
-            len(self.letters[:offset].decode()) for offset in (node.col_offset, node.end_col_offset)
-        )
-        if isinstance(node, ast.Name):
-            end = start + len(self.tokens[node.id].text)
-        return f"{visible(self.text[start:end]):.60} at character {start + 1}"
+        written = self.text[node.col_offset : node.end_col_offset]
+        return f"{visible(written):.60} at character {node.col_offset + 1}"
 
 
 def _joined(parts: list[Condition], every: bool) -> Condition:
@@ -249,7 +241,7 @@ class Coded(NamedTuple):
     values: list[Any]
 
 
-def encode(values: Sequence[Value]) -> Coded:
+def encode(values: Iterable[Value]) -> Coded:
     """Return the positions of values among the distinct ones."""
     place: dict[Value, int] = {}
     codes = [-1 if value is None else place.setdefault(value, len(place)) for value in values]
