@@ -25,7 +25,7 @@ from nofuss.data.columns import Column
 from nofuss.geometry import normalize
 from nofuss.search.engines import open_engine
 from nofuss.search.filter import Condition, parse_filter
-from nofuss.search.index import About, Item, Origin
+from nofuss.search.index import About, Item
 from nofuss.search.index import Index as AnyIndex
 from torture.databases import ENGINES, missing, running
 
@@ -65,7 +65,8 @@ class Made:
                 self.names[i],
                 None,
                 {"price": price[i], "shop": shop[i]},
-                Origin("made", ""),
+                "made",
+                "",
                 self.vectors[i],
             )
             for i in range(start, min(start + CHUNK, len(self.names)))
@@ -115,7 +116,7 @@ def measured(
             return
         with running(engine, Path(home)) as url:
             about = About("made", made.vectors.shape[1])
-            store = open_engine(url.format("made"), flag="--to", wanted=about, create=True)
+            store = open_engine(url.format("made"), about, create=True)
             before = server_megabytes(engine)
             began = time.perf_counter()
             about = about._replace(sources={"made": {"price": "number", "shop": "text"}})

@@ -53,7 +53,7 @@ def campaign(
 
             def content(name: str, url: str = url) -> Content:
                 if url:
-                    return content_of(open_engine(url.format(name), flag="--index", wanted=about))
+                    return content_of(open_engine(url.format(name), about))
                 return content_of(FolderIndex.load(home / FOLDER / name / "index"))
 
             whole = commands(*words("undisturbed"))

@@ -164,7 +164,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
         [item for item in Index.load(run.index).items(vectors=True) if item.split in TESTED]
         for run in runs
     ]
-    what = [[(i.label, i.split, i.origin and i.origin.digest) for i in own] for own in items]
+    what = [[(i.label, i.split, i.digest) for i in own] for own in items]
     for run, same in zip(runs, what, strict=True):
         if same != what[0]:
             raise RunError(

@@ -31,19 +31,10 @@ from nofuss.files import load_tensors, read_json, sha256, write_by_content, writ
 from nofuss.geometry import normalize
 
 FORMAT = 3
-PARTS = {
-    "vectors": "safetensors",
-    "items": "json",
-    "features": "safetensors",
-    "map": "safetensors",
-}
+PARTS = {"vectors": "safetensors", "items": "json", "features": "safetensors", "map": "safetensors"}
 _TRIES = 5
-_OURS = re.compile(r"(vectors|items|features|map)-[0-9a-f]{16}\.\w+|([0-9a-f]{16}|index)\.json")
+_OURS = re.compile(rf"({'|'.join(PARTS)})-[0-9a-f]{{16}}\.\w+|([0-9a-f]{{16}}|index)\.json")
 _Read = TypeVar("_Read")
-
-
-class WrongFormatError(ValueError):
-    """A manifest of another version of nofuss."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +58,7 @@ class Manifest:
     def from_dict(cls, stored: Mapping[str, Any]) -> "Manifest":
         """Read what `write_manifest` wrote; ValueError for anything else."""
         if stored.get("format") != FORMAT:
-            raise WrongFormatError(f"is of format {stored.get('format')!r:.20}, expected {FORMAT}")
+            raise ValueError(f"is of format {stored.get('format')!r:.20}, expected {FORMAT}")
         try:
             values = {f.name: stored[f.name] for f in dataclasses.fields(cls)}
             made = cls(**values | {"history": tuple(values["history"])})

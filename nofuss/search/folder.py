@@ -43,7 +43,6 @@ from nofuss.search.index import (
     About,
     Hits,
     Item,
-    Origin,
     are_unit,
     first_drawn,
     is_value,
@@ -197,7 +196,7 @@ class FolderIndex:
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source."""
         for row, item in enumerate(self._items):
-            if source is None or (item.origin is not None and item.origin.source == source):
+            if source in (None, item.source):
                 yield self._item(row, vectors)
 
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
@@ -216,20 +215,17 @@ class FolderIndex:
 
     def _put(self, items: Sequence[Item], x: Tensor, is_given: Sequence[bool]) -> None:
         """Write items; x are the unit vectors of those that are given one."""
-        self._check(items)
+        self._check(items, is_given)
         rows = list[int]()
         for item, given in zip(items, is_given, strict=True):
-            if not given and item.name not in self._rows:
-                raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
-        for item, given in zip(items, is_given, strict=True):
             row = self._rows.setdefault(item.name, len(self._items))
-            features = item.features if given else self._items[row].features
             if given:
                 rows.append(row)
-            half = None if features is None else features.half()
-            if item.vector is not None or half is not item.features:
-                item = item._replace(vector=None, features=half)
-            self._items[row : row + 1] = [item]
+            else:
+                item = item._replace(features=self._items[row].features)
+            self._items[row : row + 1] = [
+                item if item.vector is None else item._replace(vector=None)
+            ]
         if rows:
             self._new.append((rows, x))
         self._note_change()
@@ -260,13 +256,15 @@ class FolderIndex:
             raise ValueError(f"{got}; the index has {self.about.dim}")
         return x
 
-    def _check(self, items: Sequence[Item]) -> None:
+    def _check(self, items: Sequence[Item], is_given: Sequence[bool]) -> None:
         """Refuse what would leave the index inconsistent, before anything is changed."""
         types = self.about.types
         for name, count in Counter(item.name for item in items).items():
             if count > 1:
                 raise ValueError(f"the index would hold {name!r} twice; names are unique")
-        for item in items:
+        for item, given in zip(items, is_given, strict=True):
+            if not given and item.name not in self._rows:
+                raise ValueError(f"{item.name!r} is new to the index, so it needs a vector")
             for name, value in item.columns.items():
                 if name == LABEL:
                     raise ValueError("a column can't be called label; rename it")
@@ -280,12 +278,10 @@ class FolderIndex:
         return self._items[row]._replace(features=None)
 
     def _coded(self, column: str) -> Coded:
-        def values() -> list[Value]:
-            return [
-                item.label if column == LABEL else item.columns.get(column) for item in self._items
-            ]
-
-        return self._once(f"column {column}", lambda: encode(values()))
+        if column == LABEL:
+            return Coded(self.codes, self.classes)
+        values = (item.columns.get(column) for item in self._items)
+        return self._once(f"column {column}", lambda: encode(values))
 
     def with_map(self, matrix: Tensor | None) -> "FolderIndex":
         """Return a copy in which feedback taught this map (D, D), or nothing."""
@@ -295,7 +291,7 @@ class FolderIndex:
         """Return a copy in which some items have other labels; it is not to be written."""
         if not labels:
             return self
-        index = self._copy("labels", "classes", "codes", f"column {LABEL}")
+        index = self._copy("labels", "classes", "codes")
         for name, label in labels.items():
             row = self._rows[name]
             index._items[row] = self._items[row]._replace(label=label)
@@ -348,7 +344,7 @@ class FolderIndex:
                 for name in self.about.types
                 if name != LABEL
             },
-            "origins": [item.origin for item in self._items],
+            "origins": [(item.source, item.digest) for item in self._items],
             "splits": [item.split for item in self._items],
             "sources": self.about.sources,
         }
@@ -418,12 +414,12 @@ class FolderIndex:
         if "features" in manifest.files:
             tensors, _ = load_tensors(manifest.checked(folder, "features"))
             features, rows = tensors["features"], tensors["rows"]
-        origins = [None if origin is None else Origin(*origin) for origin in stored["origins"]]
+        origins = [(source, content) for source, content in stored["origins"]]
         are_sound = {
             "model": about.model == manifest.model and dim in (0, about.dim),
             "names": _are_unique_strings(names),
             "classes": _are_unique_strings(classes),
-            "origins": all(type(part) is str for origin in origins for part in origin or ()),
+            "origins": all(type(part) is str for origin in origins for part in origin),
             "splits": {*splits} <= {None, *SPLITS},
             "vectors": vectors.dtype == torch.float32
             and vectors.shape == (len(names), about.dim)
@@ -444,7 +440,7 @@ class FolderIndex:
         described = zip(names, labels, cells, origins, splits, strict=True)
         of = dict(zip(rows.tolist(), features, strict=True))
         index._items = [
-            Item(name, label, columns, origin, None, split, of.get(row))
+            Item(name, label, columns, *origin, None, split, of.get(row))
             for row, (name, label, columns, origin, split) in enumerate(described)
         ]
         index._rows = {name: row for row, name in enumerate(names)}

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nofuss.data.columns import Type, Value
 from nofuss.files import digest
-from nofuss.model.manifest import FORMAT, WrongFormatError
+from nofuss.model.manifest import FORMAT
 from nofuss.ranking.open_set import OpenSet
 from nofuss.search.filter import LABEL, Condition
 
@@ -29,11 +29,8 @@ SAMPLED = 5_000
 _NOTHING: Mapping[str, Value] = MappingProxyType({})
 
 
-class Origin(NamedTuple):
-    """Where an item is from, and what its content was when it was embedded."""
-
-    source: str
-    digest: str
+class WrongFormatError(ValueError):
+    """An index that another version of nofuss made."""
 
 
 class Item(NamedTuple):
@@ -43,7 +40,10 @@ class Item(NamedTuple):
     label: str | None = None
     columns: Mapping[str, Value] = _NOTHING
     """Those without a value are left out."""
-    origin: Origin | None = None
+    source: str = ""
+    """What data it is from; empty for what was put in from Python."""
+    digest: str = ""
+    """Of its content when it was embedded."""
     vector: Tensor | None = None
     """(D,) unit, by the model as it was trained, where it was asked for."""
     split: str | None = None

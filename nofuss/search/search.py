@@ -33,9 +33,11 @@ from nofuss.search.engines import open_engine
 from nofuss.search.feedback import Feedback, corrected, read_feedback
 from nofuss.search.filter import Condition
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import About, Hits, Index, Item, vectors_of
+from nofuss.search.index import About, Index, Item, vectors_of
 from nofuss.search.verdict import Query, Verdict, judged, queries_of
 
+Found = list[tuple[Item, float]]
+"""Items and their distances."""
 VOTERS = 10
 """Neighbours that say which class a picture most likely is of."""
 RERANK = "rerank"
@@ -71,7 +73,7 @@ def open_search(run: Run, url: str | None = None) -> Searched:
         if url is None:
             index = FolderIndex.open(run.index, encoder.digest, encoder.dim)
         else:
-            index = open_engine(url, flag="--index", wanted=About(encoder.digest, encoder.dim))
+            index = open_engine(url, About(encoder.digest, encoder.dim))
     except RunError:
         if model_digest(run.model) == encoder.digest:
             raise
@@ -167,51 +169,43 @@ def search_all(
         some = queries[block]
         vectors = normalize(torch.stack([query.vector for query in some]).float())
         x = mapped(vectors, index.matrix)
-        hits = [_without(each, without) for each in index.search(x, wanted, where=where)]
-        names = list(dict.fromkeys(name for each in hits for name in each.names))
-        items = {item.name: item for item in index.get(names, vectors=averaged > 0)}
-        if averaged and items:
-            hits = _reranked(x, hits, items, averaged, index.matrix)
+        hits = index.search(x, wanted, where=where)
+        names = {name: None for each in hits for name in each.names if name != without}
+        items = {item.name: item for item in index.get([*names], vectors=averaged > 0)}
+        found = [
+            [(items[n], far) for n, far in zip(*each, strict=True) if n in items] for each in hits
+        ]
         # In an index that was emptied a moment ago there is nothing to say.
         verdicts = [Verdict()] * len(some)
+        if averaged and items:
+            found = _reranked(x, found, averaged, index.matrix)
         if where is None and items:
             verdicts = judged(index, some, without=without)
-        for vector, each, verdict in zip(vectors, hits, verdicts, strict=True):
-            found = zip(each.names, each.distances, strict=True)
-            known = [(items[name], distance) for name, distance in found if name in items][:k]
-            shown = tuple(Hit(item.name, item.label, far, item.columns) for item, far in known)
+        for vector, each, verdict in zip(vectors, found, verdicts, strict=True):
+            shown = tuple(Hit(item.name, item.label, far, item.columns) for item, far in each[:k])
             likely = _vote(shown, verdict.match)
             said = (verdict.match, verdict.sentence, verdict.numbers)
             answers.append(Answer(shown, *said, likely, vector))
     return answers
 
 
-def _without(hits: Hits, name: str | None) -> Hits:
-    kept = [at for at, each in enumerate(hits.names) if each != name]
-    return Hits([hits.names[at] for at in kept], [hits.distances[at] for at in kept])
-
-
 def _reranked(
-    queries: Tensor,
-    hits: Sequence[Hits],
-    items: Mapping[str, Item],
-    averaged: int,
-    matrix: Tensor | None,
-) -> list[Hits]:
-    """Return the hits of each query (Q, D) in their new order; those beyond the vicinity stay."""
+    queries: Tensor, found: Sequence[Found], averaged: int, matrix: Tensor | None
+) -> list[Found]:
+    """Return what was found of each query (Q, D) in its new order; beyond the vicinity it stays."""
+    items = {item.name: item for each in found for item, _ in each}
     place = {name: at for at, name in enumerate(items)}
-    vectors = vectors_of(items.values(), queries.shape[1])
-    rows = torch.full((len(hits), min(SIZE, max(len(each.names) for each in hits))), -1)
-    for i, each in enumerate(hits):  # −1 where a query has fewer items
-        near = [place.get(name, -1) for name in each.names[: rows.shape[1]]]
+    rows = torch.full((len(found), min(SIZE, max(map(len, found)))), -1)
+    for i, each in enumerate(found):  # −1 where a query has fewer items
+        near = [place[item.name] for item, _ in each[: rows.shape[1]]]
         rows[i, : len(near)] = torch.tensor(near, dtype=torch.int64)
-    around = vicinity_of(queries, mapped(vectors, matrix)[rows.clamp_min(0)], rows)
-    found = []
-    for each, places in zip(hits, reordered(around, averaged).tolist(), strict=True):
-        order = [at for at in places if at < len(each.names)]
-        order += range(len(order), len(each.names))
-        found.append(Hits([each.names[i] for i in order], [each.distances[i] for i in order]))
-    return found
+    vectors = mapped(vectors_of(items.values(), queries.shape[1]), matrix)
+    around = vicinity_of(queries, vectors[rows.clamp_min(0)], rows)
+    reranked = list[Found]()
+    for each, places in zip(found, reordered(around, averaged).tolist(), strict=True):
+        order = [at for at in places if at < len(each)]
+        reranked.append([each[at] for at in order] + each[len(order) :])
+    return reranked
 
 
 def _vote(hits: Sequence[Hit], match: Match) -> Vote | None:

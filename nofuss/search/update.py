@@ -44,7 +44,7 @@ from nofuss.run.directory import Run
 from nofuss.search.engines import open_engine
 from nofuss.search.feedback import corrected, read_feedback
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import BUILT_IN, About, Index, Item, Origin, vectors_of
+from nofuss.search.index import BUILT_IN, About, Index, Item, vectors_of
 from nofuss.search.verdict import calibrated, with_features
 
 log = logging.getLogger("nofuss")
@@ -100,7 +100,7 @@ def update_index(
         if to is None:
             index: Index = _own_index(run, wanted)
         else:
-            index = open_engine(to, flag="--to", wanted=wanted, writes=True, create=not remove)
+            index = open_engine(to, wanted, writes=True, create=not remove)
         with closing(index):
             if remove:
                 changes = _remove(index, data or run.config.data)
@@ -198,9 +198,8 @@ def items_of(collection: Collection, path: Path | None) -> list[Item]:
     if collection.has_classes:
         classes = [*collection.class_names, None]  # NO_LABEL is −1
         labels = [classes[label] for label in collection.labels.tolist()]
-    origin = Origin(source, "")
     return [
-        Item(name, label, cells_of(collection.columns, i), origin)
+        Item(name, label, cells_of(collection.columns, i), source)
         for i, (name, label) in enumerate(zip(names, labels, strict=True))
     ]
 
@@ -231,9 +230,9 @@ def _described(collection: Collection, data: Path | None, progress: Progress) ->
     else:
         keys = collection.keys()  # None: a Dataset of Python, whose items are read one by one
         digests = [""] * count if keys is None else [key.hex() for key in keys]
-    source, items = source_of(data), items_of(collection, data)
+    items = items_of(collection, data)
     rows = {item.name: row for row, item in enumerate(items)}
-    return {row: items[row]._replace(origin=Origin(source, digests[row])) for row in rows.values()}
+    return {row: items[row]._replace(digest=digests[row]) for row in rows.values()}
 
 
 # How the index differs from it, and what is done about that
@@ -259,17 +258,13 @@ def _update(
     changes, revised, stale = Changes(removed=len(gone)), list[Item](), dict[int, Item]()
     for row, item in items.items():
         before = known.get(item.name)
-        if (
-            before is None
-            or before.origin is None
-            or before.origin.digest != (item.origin and item.origin.digest)
-        ):
+        if before is None or before.digest != item.digest:
             stale[row] = item
             continue
         is_same = (item.label, dict(item.columns)) == (before.label, dict(before.columns))
-        if item.label is None and before.origin.source != source:
+        if item.label is None and before.source != source:
             is_same = True  # indexed before with its class folder: keep that source and label
-        elif not is_same or item.origin != before.origin:
+        elif not is_same or before.source != source:
             revised.append(item._replace(split=before.split))
         changes.revised += not is_same
         changes.unchanged += is_same

@@ -30,7 +30,7 @@ from nofuss.search.engines import open_engine
 from nofuss.search.engines.url import read_url
 from nofuss.search.filter import Condition, parse_filter
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import About, Index, Item, Origin, key_of, number_of
+from nofuss.search.index import About, Index, Item, key_of, number_of
 from nofuss.search.update import recall
 from tests.search.serving import serving
 from tests.search.test_filter import COLUMNS, LABELS, TYPES, conditions
@@ -76,7 +76,7 @@ def table_of(data: Path) -> Path:
 
 
 def opened(url: str, about: About, *, create: bool = False) -> "closing[Index]":
-    return closing(open_engine(url, flag="--index", wanted=about, create=create))
+    return closing(open_engine(url, about, create=create))
 
 
 def about_of(run: Path) -> About:
@@ -268,7 +268,7 @@ def test_a_database_holds_what_the_folder_does(filtered: tuple[Index, FolderInde
     assert index.count() == local.count()
     assert sorted(index.sample(9)) == sorted(local.names)
     assert len(set(index.sample(4, seed=3))) == 4
-    of_python = [item._replace(origin=Origin("", "")) for item in local.items()]
+    of_python = list(local.items())
     assert sorted(index.items()) == sorted(of_python)  # type: ignore[type-var]
     assert index.get(["3", "gone", "1"]) == [of_python[3], of_python[1]]
     assert [index.find(key_of(name)) for name in ("3", "gone")] == ["3", None]
@@ -281,7 +281,7 @@ def test_names_of_any_bytes_and_columns_of_any_name(url: str) -> None:
     names = ["/a/not utf-8 \udcff.jpg", "/a/50%25.jpg", "/a/'; DROP TABLE t; --"]
     hostile, source = "x\"]; ' ü 😀 {} %s", "so'urce \udc80"
     about = About("made", 4, {source: {hostile: "text"}})
-    items = [Item(names[i], None, {hostile: f"{i}"}, Origin(source, "d")) for i in range(3)]
+    items = [Item(names[i], None, {hostile: f"{i}"}, source, "d") for i in range(3)]
     with opened(url, about, create=True) as index:
         index.commit(about, source=source)
         whole = [item._replace(vector=v) for item, v in zip(items, vectors, strict=True)]
@@ -435,7 +435,7 @@ class Hostile:
         self.name = read_url(url, flag="--to").name
         with opened(url, self.about, create=True) as index:
             index.commit(self.about, source="s")
-            index.put([Item("a", "x", AS_WRITTEN, Origin("s", "d"), torch.eye(4)[0])])
+            index.put([Item("a", "x", AS_WRITTEN, "s", "d", torch.eye(4)[0])])
 
     def sql(self, text: str) -> None:
         import psycopg

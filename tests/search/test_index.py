@@ -21,7 +21,7 @@ from nofuss.geometry import normalize
 from nofuss.model.manifest import FORMAT
 from nofuss.search import folder, nearest
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import About, Hits, Item, Origin, key_of
+from nofuss.search.index import About, Hits, Item, key_of
 from tests.search.verdicts import open_set
 
 
@@ -119,18 +119,18 @@ def test_items_are_put_replaced_and_deleted_by_name() -> None:
     x = normalize(random(600, 4))
     index = FolderIndex(About("model", 4, {"shop": {"price": "number"}}))
     for i in range(600):
-        index.put([Item(f"{i}.jpg", "old", {"price": i}, Origin("shop", f"{i}"), x[i])])
+        index.put([Item(f"{i}.jpg", "old", {"price": i}, "shop", f"{i}", x[i])])
     assert index.names == names_of(600)
     torch.testing.assert_close(index.vectors, x)
     early = index.get(["1.jpg"], vectors=True)
-    index.put([Item("3.jpg", None, {}, Origin("shop", "new")), Item("7.jpg", "new", vector=x[0])])
-    assert index.get(["3.jpg", "gone.jpg"]) == [Item("3.jpg", None, {}, Origin("shop", "new"))]
+    index.put([Item("3.jpg", None, {}, "shop", "new"), Item("7.jpg", "new", vector=x[0])])
+    assert index.get(["3.jpg", "gone.jpg"]) == [Item("3.jpg", None, {}, "shop", "new")]
     [revised, replaced] = index.get(["3.jpg", "7.jpg"], vectors=True)
     assert revised.vector is not None
     assert replaced.vector is not None
     torch.testing.assert_close(revised.vector, x[3])  # without a vector the former one stays
     torch.testing.assert_close(replaced.vector, x[0])
-    assert (replaced.label, replaced.origin) == ("new", None)
+    assert (replaced.label, replaced.source) == ("new", "")
     index.delete(["1.jpg", "4.jpg", "never.jpg"])
     assert index.count() == len(index) == 598
     assert "4.jpg" not in index
@@ -155,7 +155,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     labels = [None if i % 3 else f"class {i % 2}" for i in range(100)]
     names = [*names_of(98), "<img onerror=x>", "not utf-8 \udcff"]
     index = Index.build(random(100), names=names, labels=labels, columns={"price": [*range(100)]})
-    index.put([Item("0.jpg", "a", {"price": 0.5}, Origin("Python", "digest"))])
+    index.put([Item("0.jpg", "a", {"price": 0.5}, "Python", "digest")])
     index.about = index.about._replace(open_set=open_set(), relatives=3)
     index.save(tmp_path / "index")
     loaded = Index.load(tmp_path / "index")
@@ -312,7 +312,7 @@ def parts(**changes: object) -> tuple[dict[str, Tensor], dict[str, object]]:
     tensors = {"vectors": normalize(random(3)), "labels": torch.tensor([0, -1, 1])}
     items = {"names": ["a", "b", "c"], "classes": ["x", "y"], "open_set": None, "relatives": 1}
     items |= {"sources": {"s": {"price": "number"}}, "columns": {"price": [1, None, 2.5]}}
-    items["origins"] = [["s", "digest"], None, ["s", ""]]
+    items["origins"] = [["s", "digest"], ["", ""], ["s", ""]]
     items["splits"] = ["train", "test", None]
     tensors |= {k: v for k, v in changes.items() if k in tensors}  # type: ignore[misc]
     items |= {k: v for k, v in changes.items() if k in items}  # type: ignore[misc]
@@ -354,8 +354,9 @@ def test_a_sound_forgery_opens(tmp_path: Path) -> None:
         {"columns": {"price": ["1", 2, 3]}},
         {"columns": {"price": [1e999, 2, 3]}},
         {"columns": {"shop": [1, 2, 3]}},
-        {"origins": [None, None]},
-        {"origins": [None, None, ["s", 3]]},
+        {"origins": [["s", ""], ["s", ""]]},
+        {"origins": [["s", ""], ["s", ""], ["s", 3]]},
+        {"origins": [["s", ""], ["s", ""], None]},
         {"splits": ["train", "test"]},
         {"splits": ["train", "mine", None]},
     ],

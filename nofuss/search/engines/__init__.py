@@ -15,6 +15,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
+from urllib.parse import unquote
 
 import numpy as np
 import torch
@@ -23,7 +24,6 @@ from torch import Tensor
 from nofuss.data.columns import Type
 from nofuss.errors import EngineError, NofussError, RunError
 from nofuss.files import parse_json
-from nofuss.model.manifest import WrongFormatError
 from nofuss.search.engines.url import Url, read_url
 from nofuss.search.filter import LABEL
 from nofuss.search.index import (
@@ -31,7 +31,7 @@ from nofuss.search.index import (
     Hits,
     Index,
     Item,
-    Origin,
+    WrongFormatError,
     are_unit,
     first_drawn,
     is_value,
@@ -69,8 +69,12 @@ class Engine(Index):
         self._wanted, self._about, self._about_until = About("", 0), About("", 0), 0.0
 
     @abstractmethod
-    def read_about(self) -> list[tuple[Any, Any]] | None:
-        """Return all keys and values of the second table; None if the index does not exist."""
+    def fields(self) -> list[set[str]]:
+        """Return the names of the fields of both tables; of one that does not exist none."""
+
+    @abstractmethod
+    def read_about(self) -> list[tuple[Any, Any]]:
+        """Return all keys and values of the second table."""
 
     @abstractmethod
     def write_about(self, said: Mapping[str, object], *, gone: str = "") -> None:
@@ -97,26 +101,22 @@ class Engine(Index):
 
     def check(self, wanted: About, *, create: bool = False) -> None:
         """Refuse an index of another model, dimension or format; make one if there is none."""
-        try:
+        found = self._read_about()
+        if found is None and create:
+            self.create(wanted)
             found = self._read_about()
-        except WrongFormatError as error:
-            reason = str(error)
-        else:
-            if found is None and create:
-                self.create(wanted)
-                return self.check(wanted)
-            if found is None:
-                raise RunError(f"no index in {self.place}; make one: nofuss index RUN DIR --to URL")
-            if (found.dim, found.model) == (wanted.dim, wanted.model):
-                self._wanted, self._about = wanted, found
-                self._about_until = time.monotonic() + ABOUT_SECONDS
-                return
-            reason = "was made by another model than that of the run"
-            if found.dim != wanted.dim:
-                reason = (
-                    f"holds vectors of {found.dim} dimensions, but the model gives {wanted.dim}"
-                )
-        raise RunError(f"the index in {self.place} {reason}; choose another name for the index")
+        if found is None:
+            raise RunError(f"no index in {self.place}; make one: nofuss index RUN DIR --to URL")
+        if found.dim != wanted.dim:
+            got = f"holds vectors of {found.dim} dimensions"
+            raise self._refused(f"{got}, but the model gives {wanted.dim}")
+        if found.model != wanted.model:
+            raise self._refused("was made by another model than that of the run")
+        self._wanted, self._about = wanted, found
+        self._about_until = time.monotonic() + ABOUT_SECONDS
+
+    def _refused(self, reason: str) -> RunError:
+        return RunError(f"the index in {self.place} {reason}; choose another name for the index")
 
     @property
     def about(self) -> About:
@@ -165,21 +165,26 @@ class Engine(Index):
 
     def row_of(self, item: Item) -> dict[str, Any]:
         """Return FIELDS of an item."""
-        source, digest = item.origin or ("", "")
         return {
             "id": number_of(item.name),
             "name": to_utf8(item.name),
             "label": item.label or "",
-            "source": to_utf8(source),
-            "digest": digest,
+            "source": to_utf8(item.source),
+            "digest": item.digest,
             "columns": dict(item.columns),
         }
 
     def _read_about(self) -> About | None:
         """Return what the second table says: keys "index" and "source PATH", values in JSON."""
-        rows = self.read_about()
-        if rows is None:
+        items, notes = self.fields()
+        if not items:
             return None
+        if not (items >= {*ALL_FIELDS} and notes >= {"key", "value"}):
+            raise EngineError(
+                f"{self.place}: something of this name exists, but nofuss (or this version of it) "
+                "did not make it; choose another name"
+            )
+        rows = self.read_about()
         try:
             said = {key: parse_json(v.encode()) if isinstance(v, str) else v for key, v in rows}
             if "index" not in said:
@@ -190,8 +195,8 @@ class Engine(Index):
                 if key.startswith("source ")
             }
             return About.from_dict(said["index"], sources)
-        except WrongFormatError:
-            raise
+        except WrongFormatError as error:
+            raise self._refused(str(error)) from None
         except (AttributeError, TypeError, ValueError) as error:
             raise self._foreign(f"what it says of itself can't be used ({error})") from None
 
@@ -244,8 +249,8 @@ class Engine(Index):
             raise self._foreign(f"item {name!r:.80} has a field of another kind")
         source, digest, label = texts
         known = {name: value for name, value in columns.items() if is_value(value, types.get(name))}
-        origin = Origin(from_utf8(source), digest)
-        return Item(name, label or None, known, origin, vector, features=features)
+        source = from_utf8(source)
+        return Item(name, label or None, known, source, digest, vector, features=features)
 
     def _foreign(self, wrong: str) -> EngineError:
         return EngineError(
@@ -253,15 +258,13 @@ class Engine(Index):
         )
 
 
-def open_engine(
-    url: str, *, flag: str, wanted: About, writes: bool = False, create: bool = False
-) -> Index:
+def open_engine(url: str, wanted: About, *, writes: bool = False, create: bool = False) -> Index:
     """Connect to the index that a URL names, which must be of the model of `wanted`.
 
-    flag: where the user has given the URL. writes: wait for others that write, where only one
-    can. create: make an empty index if there is none.
+    writes: for `nofuss index`, which waits for others that write where only one can. create: make
+    an empty index if there is none.
     """
-    address = read_url(url, flag=flag)
+    address = read_url(url, flag="--to" if writes else "--index")
     engine: Engine
     if address.engine == "postgresql":
         from nofuss.search.engines.postgres import Postgres
@@ -297,12 +300,7 @@ def to_utf8(name: str) -> str:
 
 def from_utf8(text: str) -> str:
     """Return the file name that `to_utf8` was given."""
-
-    def byte(found: re.Match[str]) -> str:
-        value = int(found[1], 16)
-        return "%" if value == 0x25 else chr(0xDC00 + value)
-
-    return re.sub("%(25|[89A-F][0-9A-F])", byte, text)
+    return unquote(text, errors="surrogateescape")
 
 
 def as_text(features: Tensor | None) -> str:

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from nofuss.errors import EngineError, UsageError
 from nofuss.search.engines import (
-    ALL_FIELDS,
     ANSWER_SECONDS,
     EF_SEARCH,
     LAST,
@@ -77,6 +76,7 @@ class Milvus(Engine):
             return pymilvus.MilvusClient(uri=self._url.location, token=self._url.token, timeout=10)
         except pymilvus.exceptions.MilvusException:
             if self._is_file:
+                self._turn.release()
                 raise EngineError(
                     f"{self.place} can't be opened: another process has it open (stop that one "
                     "first), or it is not of Milvus Lite"
@@ -105,22 +105,21 @@ class Milvus(Engine):
 
     # What holds for the whole index
 
-    def read_about(self) -> list[tuple[Any, Any]] | None:
-        """Return all keys and values of the second collection; None if there is no first."""
-        needed = {self._items: {*ALL_FIELDS}, self._notes: {"id", "key", "value"}}
+    def fields(self) -> list[set[str]]:
+        """Return the names of the fields of both collections; of one that does not exist none."""
+        found, client, timeout = list[set[str]](), self._client, ANSWER_SECONDS
         with self._speaking():
-            has, timeout = self._client.has_collection, ANSWER_SECONDS
-            exists = {name: has(name, timeout=timeout) for name in needed}
-            if not exists[self._items]:
-                return None
-            for name, fields in needed.items():
-                describe = self._client.describe_collection
-                found = describe(name, timeout=timeout)["fields"] if exists[name] else []
-                if not fields <= {field["name"] for field in found}:
-                    raise EngineError(
-                        f"{self.place}: the collection exists, but nofuss (or this version of it) "
-                        "did not make it; choose another name"
-                    )
+            for name in (self._items, self._notes):
+                exists = client.has_collection(name, timeout=timeout)
+                fields = (
+                    client.describe_collection(name, timeout=timeout)["fields"] if exists else ()
+                )
+                found.append({field["name"] for field in fields})
+        return found
+
+    def read_about(self) -> list[tuple[Any, Any]]:
+        """Return all keys and values of the second collection."""
+        with self._speaking():
             rows = self._query(self._notes, "id >= 0", ["key", "value"])
         return [(row["key"], row["value"]) for row in rows]
 

@@ -138,19 +138,14 @@ class Postgres(Engine):
 
     # What holds for the whole index
 
-    def read_about(self) -> list[tuple[Any, Any]] | None:
-        """Return all keys and values of the second table; None if there is neither."""
-        names = [self._items, self._notes]
-        [found] = self._run("SELECT to_regclass(%s)::oid, to_regclass(%s)::oid", names)
-        if found == (None, None):
-            return None
-        columns = "SELECT count(*) FROM pg_attribute WHERE attrelid = %s AND attname = ANY(%s)"
-        needed = [(found[0], [*ALL_FIELDS]), (found[1], ["key", "value"])]
-        if any(self._run(columns, each) != [(len(each[1]),)] for each in needed):
-            raise EngineError(
-                f"{self.place}: the table exists, but nofuss (or this version of it) did not make "
-                "it; choose another ?table="
-            )
+    def fields(self) -> list[set[str]]:
+        """Return the names of the columns of both tables; of one that does not exist none."""
+        names = "SELECT attname FROM pg_attribute WHERE attrelid = to_regclass(%s)"
+        tables = (self._items, self._notes)
+        return [{name for (name,) in self._run(names, [table])} for table in tables]
+
+    def read_about(self) -> list[tuple[Any, Any]]:
+        """Return all keys and values of the second table."""
         return self._run(f"SELECT key::text, value::text FROM {self._notes}")
 
     def create(self, about: About) -> None:
