@@ -7,7 +7,11 @@ import numpy as np
 from PIL import Image, ImageDraw
 
 from nofuss.config import Options
+from nofuss.model.embedder import build_embedder
+from nofuss.model.saved import save_model
+from nofuss.run.directory import create_run
 from nofuss.training.train import run_training
+from tests.asked import settings_of
 
 HOSTILE = '<img src=x onerror="document.title=1">'
 CLASSES = [HOSTILE, "&amp; <b>bold<", "'\"><script>alert(1)<", "plain", "ünïcode ★", "six"]
@@ -53,6 +57,13 @@ def train_pictures(folder: Path, **options: object) -> Path:
     data = write_pictures(folder / "data")
     defaults = {"preset": "small", "epochs": 1, "dim": 8, "size": 24, "batch_size": 8}
     return run_training(Options(data=data, out=folder / "run", **(defaults | options)))  # type: ignore[arg-type]
+
+
+def untrained_pictures(data: Path, folder: Path) -> Path:
+    """A run on pictures whose network is untrained: it distinguishes colours all the same."""
+    made = create_run(settings_of("pictures", 40, data=data, out=folder), name="run")
+    save_model(made.model, build_embedder("convnet", dim=8, channels=3, weights=None))
+    return made.path
 
 
 def train_vectors(folder: Path) -> Path:

@@ -9,25 +9,25 @@ import pytest
 from nofuss.cli import main
 from nofuss.data.columns import read_column
 from nofuss.data.open import open_data
-from nofuss.search import Index
-from tests.tiny_run import train_pictures
+from tests.tiny_run import untrained_pictures, write_pictures
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_pictures(tmp_path_factory.mktemp("columns"))
+    home = tmp_path_factory.mktemp("columns")
+    return untrained_pictures(write_pictures(home / "data"), home / "run")
 
 
-def write_table(run: Path, *, price: str = "{}.5", name: str = "list.csv") -> Path:
+def write_table(run: Path, *, price: str = "{}.5") -> Path:
     """Every picture with a price, a shop, a day, and nothing in one column."""
     data = run.parent / "data"
-    with (data / name).open("w", newline="") as file:
+    with (data / "list.csv").open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow(["path", "label", "Price", "shop", "since", "empty"])
         for i, picture in enumerate(sorted(data.rglob("*.png"))):
             row = [picture.relative_to(data), picture.parent.name, price.format(i) if i % 4 else ""]
             table.writerow([*row, ("north", "south")[i % 2], f"2024-05-{i % 28 + 1:02}", ""])
-    return data / name
+    return data / "list.csv"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,6 @@ def test_the_type_of_a_column_is_that_of_all_its_cells(
     assert (column.type, list(column.values)) == (kind, values)
 
 
-@pytest.mark.slow
 def test_a_table_keeps_its_further_columns(run: Path) -> None:
     data = open_data(write_table(run))
     assert {name: column.type for name, column in data.columns.items()} == {
@@ -68,12 +67,9 @@ def test_a_table_keeps_its_further_columns(run: Path) -> None:
     }
     part = data.subset([3, 1])
     assert list(part.columns["price"].values) == [3.5, 1.5]
-    plain = run.parent / "data" / "plain.csv"
-    plain.write_text((run.parent / "data" / "list.csv").read_text())
     assert data.fingerprint() == open_data(write_table(run, price="{}")).fingerprint()
 
 
-@pytest.mark.slow
 def test_search_filters_and_shows_columns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_table(run)
     picture = str(run.parent / "data" / "plain" / "again.png")
@@ -93,29 +89,3 @@ def test_search_filters_and_shows_columns(run: Path, capsys: pytest.CaptureFixtu
     assert main(["search", str(run), picture, "--where", "prize<6"]) == 2
     assert "--where: no column prize at character 1" in capsys.readouterr().err
     assert main(["search", str(run), picture, "--where", "price<0"]) == 0
-
-
-@pytest.mark.slow
-def test_a_new_price_is_not_embedded_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["index", str(run), str(write_table(run))])
-    vectors = Index.load(run / "index").vectors.clone()
-    capsys.readouterr()
-    assert main(["index", str(run), str(write_table(run, price="{}7.25"))]) == 0
-    said = capsys.readouterr().out
-    assert "23 with new labels or columns, 8 unchanged: 31 items" in said
-    assert "embedding" not in said
-    index = Index.load(run / "index")
-    assert (index.vectors == vectors).all()
-    assert list(index.items())[1].columns["price"] == 17.25
-    assert main(["index", str(run), str(write_table(run, price="about {}"))]) == 0
-    assert Index.load(run / "index").about.types["price"] == "text"  # all of it, so it may change
-
-
-@pytest.mark.slow
-def test_one_name_with_two_types_is_refused(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main(["index", str(run), str(write_table(run))])
-    other = write_table(run, price="about {}", name="other.csv")
-    assert main(["index", str(run), str(other)]) == 2
-    said = capsys.readouterr().err
-    assert "column price is text in" in said
-    assert "rename it in one of them" in said

@@ -11,13 +11,9 @@ import torch
 import nofuss
 from nofuss.cli import main
 from nofuss.errors import UsageError
-from nofuss.model.embedder import build_embedder
-from nofuss.model.saved import save_model
-from nofuss.run.directory import create_run
 from nofuss.search import Index
 from nofuss.search.update import Changes, open_items, recall, update_index
-from tests.asked import settings_of
-from tests.tiny_run import CLASSES, draw, draw_folder, write_pictures
+from tests.tiny_run import CLASSES, draw, draw_folder, untrained_pictures, write_pictures
 
 
 @pytest.fixture
@@ -27,10 +23,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(tmp_path: Path, data: Path) -> Path:
-    """A run whose network is untrained: it distinguishes colours all the same."""
-    made = create_run(settings_of("pictures", 40, data=data, out=tmp_path / "run"), name="run")
-    save_model(made.model, build_embedder("convnet", dim=8, channels=3, weights=None))
-    return made.path
+    return untrained_pictures(data, tmp_path / "run")
 
 
 def index_of(run: Path) -> Index:
@@ -142,7 +135,9 @@ def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> Non
     assert index_of(run).get([str(data / "plain" / "again.png")])[0].label == "plain"
 
 
-def test_new_labels_and_columns_are_not_called_unchanged(run: Path, tmp_path: Path) -> None:
+def test_new_labels_and_columns_are_not_called_unchanged(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     pictures = sorted(draw_folder(tmp_path / "shop", ("ant", "bee"), each=5).rglob("*.png"))
     table = tmp_path / "shop" / "list.csv"
 
@@ -157,11 +152,16 @@ def test_new_labels_and_columns_are_not_called_unchanged(run: Path, tmp_path: Pa
     update_index(run, table)
     os.utime(pictures[0], (0, 0))  # touched: nothing that a user calls a change
     write([0.5, 1.5, *range(2, 10)], ants=6)
+    vectors = index_of(run).vectors
     assert update_index(run, table) == Changes(revised=3, unchanged=7)
+    assert torch.equal(index_of(run).vectors, vectors)
     assert index_of(run).labels.count("ant") == 6
     write(["dear", *range(1, 10)])  # another type, in its only source
     update_index(run, table)
     assert index_of(run).get([str(pictures[0])])[0].columns == {"price": "dear"}
+    assert index_of(run).about.types["price"] == "text"
     other = tmp_path / "other.csv"
     other.write_text(f"path,label,price\n{pictures[0]},ant,7\n")
     assert main(["index", str(run), str(other)]) == 2
+    said = capsys.readouterr().err
+    assert f"column price is number in {other}, but text in {table}; rename it in one" in said
