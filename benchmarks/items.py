@@ -137,7 +137,7 @@ def _train(folder: Path) -> None:
 
 
 def _evaluate(folder: Path) -> None:
-    from nofuss.commands.evaluate import Asked, score_data
+    from nofuss.commands.scoring import Asked, score_data
     from nofuss.run.directory import Run
 
     how = Asked([1], rerank="none")

@@ -211,7 +211,7 @@ def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
 
 def _on_data(runs: Sequence[Run], data: Path, device: str, progress: Progress) -> list[PerQuery]:
     """Score the runs on all of other data."""
-    from nofuss.commands.evaluate import check_scorable, warn_of_known
+    from nofuss.commands.scoring import check_scorable, warn_of_known
     from nofuss.data.open import open_usable
     from nofuss.data.readers.folder import labelling_of
     from nofuss.evaluate.protocol import per_query

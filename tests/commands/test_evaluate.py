@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.commands.evaluate import still_true
+from nofuss.commands.scoring import still_true
 from nofuss.data.corrections import Correction
 from nofuss.evaluate import recall_at_k
 from nofuss.files import read_json, write_json
@@ -209,7 +209,7 @@ def test_known_scores_are_shown_after_a_photograph_was_deleted(
     said = capsys.readouterr()
     assert json.loads(said.out) == before
     assert "the data differ from what" in said.err
-    assert "shown are the scores that it has" in said.err
+    assert "these are the stored scores" in said.err
     assert scores_of(small_run) == before
     assert main(["evaluate", str(small_run), "--extended"]) == 2  # can't be known
 
