@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 @pytest.mark.torture
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs cc")
 def test_nothing_is_lost_or_mixed(tmp_path: Path) -> None:
-    """A round of `make torture`: two trainings, a kill and a resumption, two updates of an index."""
+    """A round of `make torture`: two trainings, a kill and a resumption, two updates."""
     cases = list(together.campaign(tmp_path, 0, rounds=1))
     assert [case.complaints for case in cases] == [[]] * 3
 

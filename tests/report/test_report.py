@@ -21,8 +21,8 @@ from nofuss.data.open import open_data
 from nofuss.files import read_json, write_json
 from nofuss.paper.page import results_page
 from nofuss.report import render, write_report
+from nofuss.run.proxies import RunEmbeddings, RunProxies
 from tests.browser import complaints, open_browser
-from tests.shown import nothing_to_show
 from tests.tiny_run import scene
 
 HOSTILE = [
@@ -34,6 +34,12 @@ HOSTILE = [
     "two\nlines\tand\x01\x1b[31m\x7f",
     "file \udc80 name",
 ]
+
+
+def nothing_to_show(dim: int) -> RunEmbeddings:
+    """Neither items nor proxies."""
+    vectors, rows = np.empty((0, dim), np.float32), np.empty(0, np.int64)
+    return RunEmbeddings(vectors, rows, vectors, RunProxies.none(dim))
 
 
 class Page(HTMLParser):
@@ -97,7 +103,7 @@ def test_a_run_full_of_hostile_names(name: str, tmp_path: Path) -> None:
         array=np.full((8, 4, 4, 3), 200, np.uint8),
         labels=labels,
         class_names=(name, f"other {name}"),
-        notes=(name,),
+        remarks=(name,),
     )
     page = write_report(tmp_path, collection, kept).read_bytes()
     assert_is_text(page, name)
