@@ -49,8 +49,9 @@ def write_report(
                 description=stored["data"].get("description", ""),
                 sections={
                     "scores": sections.scores(stored["scores"], _WHAT.get(preset, "photos")),
-                    "choice": sections.choice(stored["choice"].get("choice", {})),
-                    "search": sections.search(model.get("extra", {})),
+                    "choices": sections.choices(
+                        stored["choice"].get("choice", {}), model.get("extra", {})
+                    ),
                     "training": sections.training(_metrics(run)),
                     **around,
                     "map": drawn,

@@ -118,18 +118,13 @@ def score_title(name: str) -> str:
     return title if plain == name else f"{title}, mean over classes"
 
 
-def choice(stored: dict[str, Any]) -> Section | None:
-    """Tell what was kept of the features, and why."""
-    if not stored.get("scores"):
-        return None
-    chosen = Choice.from_dict(stored)
-    return {"reason": chosen.reason(), "classes": chosen.classes, "folds": chosen.folds}
-
-
-def search(extra: Mapping[str, Any]) -> Section | None:
-    """Tell whether search re-ranks what it finds."""
-    stored = extra.get("rerank")
-    return {"rule": Rerank.from_dict(stored).describe()} if stored else None
+def choices(head: dict[str, Any], extra: Mapping[str, Any]) -> Section | None:
+    """Tell what held-out training classes decided: the head, and whether search re-ranks."""
+    chosen = Choice.from_dict(head) if head.get("scores") else None
+    rules = [chosen.reason()] if chosen else []
+    if rerank := extra.get("rerank"):
+        rules.append(Rerank.from_dict(rerank).describe())
+    return {"rules": rules, "chosen": chosen} if rules else None
 
 
 def training(metrics: list[dict[str, Any]]) -> Section | None:
