@@ -231,13 +231,6 @@ def test_each_answer_has_a_mark_that_is_drawn(page: webdriver.Chrome, match: str
     assert complaints(page) == []
 
 
-def test_without_the_token_a_page_in_words(browser: webdriver.Chrome, server: Server) -> None:
-    browser.delete_all_cookies()
-    browser.get(f"http://127.0.0.1:{server.port}/")
-    assert "open that address, with its token" in browser.find_element(By.TAG_NAME, "body").text
-    complaints(browser)
-
-
 def test_the_map_shows_items_and_leads_on(page: webdriver.Chrome) -> None:
     canvas = find(page, "map")
     page.execute_script("arguments[0].scrollIntoView({block: 'center'})", canvas)

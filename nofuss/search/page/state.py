@@ -144,7 +144,7 @@ class State:
     @property
     def title(self) -> str:
         """What is searched."""
-        return "the index of this run" if self.url is None else self.stored.place
+        return "The index of this run" if self.url is None else self.stored.place
 
     @property
     def scores(self) -> dict[str, float]:
