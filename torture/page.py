@@ -93,13 +93,10 @@ class Served:
             line.close()
         self.held.clear()
 
-    def ask(
-        self, path: str, body: bytes | None = None, cookie: str = "", kind: str = ""
-    ) -> tuple[int, bytes]:
+    def ask(self, path: str, body: bytes | None = None) -> tuple[int, bytes]:
         """Send an honest request; return status and body, 0 and the error if there is none."""
         line = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HONEST_SECONDS)
-        headers = {"Cookie": f"{cookie}nofuss-{self.port}={self.token}"}
-        headers |= {"Content-Type": kind} if kind else {}
+        headers = {"Cookie": f"nofuss-{self.port}={self.token}"}
         try:
             line.request("GET" if body is None else "POST", path, body, headers)
             answer = line.getresponse()
@@ -194,7 +191,6 @@ def honest(server: Served) -> list[str]:
 
 # Attacks
 
-COOKIES = ('a_prefs={"theme":"dark"}', "a=b=c", '"', "x=é", "a b=c d", "=", "a=,;", "nofuss-1=x")
 GARBAGE = {
     "no HTTP": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500),
     "a terminal's colours": b"GET /\x1b[31mred HTTP/1.1\r\nHost: \x1b]0;x\x07\r\n\r\n",
@@ -276,15 +272,6 @@ def garbage(server: Served) -> list[str]:
     return honest(server)
 
 
-def cookies(server: Served) -> list[str]:
-    """Send cookies of other applications beside the token."""
-    return [
-        f"locked out by the cookie {cookie!r}"
-        for cookie in COOKIES
-        if server.ask("/api/about", cookie=f"{cookie}; ")[0] != 200
-    ]
-
-
 def no_files(server: Served) -> list[str]:
     """Replace files of items by pipes, devices, sockets and sparse terabytes."""
     items = json.loads(server.ask("/api/map")[1])["items"]
@@ -306,33 +293,19 @@ def no_files(server: Served) -> list[str]:
 
 
 def feedback(server: Served) -> list[str]:
-    """Send feedback that no page would send, most without the token."""
+    """Send feedback that no page would send, and do not wait for the answer."""
     item, other = server.keys[:2]
     said = {"query": {"item": item}, "said": [{"item": other, "same": True}] * 400}
     bodies = [b"[" * 10**4, b"\xff" * 10**4, b"{}", b"null", b'{"query": ' * 5000, b" " * 2**17]
     bodies += [json.dumps(each).encode() for each in (said, {"item": "../" * 5000, "label": "x"})]
-    before = _files(server.run)
-    for path, content in itertools.product(("feedback", "learn", "undo", "labels"), bodies):
-        head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        foreign = f"Origin: http://evil.example\r\n{head}"
-        server.send(server.head("POST", f"/api/{path}", foreign) + content)
-        guessed = server.head("POST", f"/api/{path}", head)
-        server.send(guessed.replace(server.token.encode(), b"guess") + content)
-    complaints = ["a stranger changed the run"] if _files(server.run) != before else []
-    for path, content in itertools.product(("feedback", "labels"), bodies):
-        head = f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n"
-        server.send(server.head("POST", f"/api/{path}", head) + content)
     head = "Content-Type: application/json\r\nContent-Length: "
+    for path, content in itertools.product(("feedback", "labels"), bodies):
+        server.send(server.head("POST", f"/api/{path}", f"{head}{len(content)}\r\n") + content)
     for path in ("learn", "undo") * 20:  # acts that nobody waits for
         server.send(server.head("POST", f"/api/{path}", f"{head}2\r\n") + b"{}").close()
     for _ in range(20):  # and bodies that never come
         server.send(server.head("POST", "/api/feedback", f"{head}60000\r\n") + b"{")
-    return complaints + honest(server)
-
-
-def _files(run: Path) -> dict[str, int]:
-    """Return the files of a run and when they changed."""
-    return {str(path): path.stat().st_mtime_ns for path in run.rglob("*") if path.is_file()}
+    return honest(server)
 
 
 def _socket(path: Path, stack: ExitStack) -> None:
@@ -364,7 +337,6 @@ ATTACKS: dict[str, Attack] = {
     "answers that are not read": never_reading,
     "senders who leave": senders_who_leave,
     "garbage": garbage,
-    "cookies of others": cookies,
     "items that are no files": no_files,
     "feedback": feedback,
 }

@@ -41,7 +41,6 @@ def idle(server: "Served") -> float:
         "half bodies",
         "senders who leave",
         "garbage",
-        "cookies of others",
         "items that are no files",
         "feedback",
     ],
