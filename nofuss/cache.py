@@ -277,9 +277,10 @@ class Records:
         _use(self._file)
         try:
             with self._file.open("r+b") as file:
-                if not hasattr(os, "posix_fallocate"):  # macOS
-                    raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP), str(self._file))
-                os.posix_fallocate(file.fileno(), 0, size)
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, size)
+                else:  # macOS, where `write` notices a full disk
+                    os.truncate(file.fileno(), size)
         except OSError:
             if not before:
                 _delete(self._file)
