@@ -158,6 +158,8 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
     folder.
     """
     path = config.out or _free(Path("runs"), name.strip(".") or "run")
+    data = None if config.data is None else _absolute(config.data)
+    run = Run(path, dataclasses.replace(config, out=path, data=data))
     try:
         path.mkdir(parents=True, exist_ok=True)
         sync(path.parent)
@@ -167,19 +169,14 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
         if not _is_empty(path):
             raise RunError(
                 f"{path} is not empty and is never overwritten; give another --out"
-                + (f", or resume it: {Run(path, config).resume_command}" if is_run else "")
+                + (f", or resume it: {run.resume_command}" if is_run else "")
             )
-    except FileExistsError:
-        raise RunError(f"{path} is a file, not a folder; give another --out") from None
-    except OSError as error:
-        raise RunError(f"can't make {path}: {error.strerror}; give another --out") from None
-    data = None if config.data is None else _absolute(config.data)
-    run = Run(path, dataclasses.replace(config, out=path, data=data))
-    try:
         if run.corrections is not None and config.corrections is not None and first():
             write_file(run.corrections, read_bytes(config.corrections))
         run.write("config.json", to_json(run.config) | {"fingerprint": None})
         run.write("environment.json", environment(run.config.device))
+    except FileExistsError:
+        raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
         raise RunError(
             f"can't write into {path}: {error.strerror}; fix it, or give another --out"

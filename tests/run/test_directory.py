@@ -82,7 +82,7 @@ def test_somebodys_folder_is_never_used(tmp_path: Path) -> None:
 
 def test_a_place_that_can_not_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"can't make .*file/run: Not a directory"):
+    with pytest.raises(RunError, match=r"can't write into .*file/run: Not a directory"):
         create(tmp_path / "file" / "run")
 
 
