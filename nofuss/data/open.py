@@ -25,6 +25,7 @@ from nofuss.data.readers.folder import (
     check_used,
     find_pictures,
     labelling_of,
+    named,
     open_folder,
 )
 from nofuss.data.readers.glyphs import open_glyphs
@@ -109,7 +110,9 @@ def _open_directory(folder: Path, labelling: Labelling) -> Collection:
     if layout := layout_of(folder):
         return layout(folder)
     if shards := _inside(folder, ".tar"):
-        return open_shards(shards, folder, labelling)
+        opened = open_shards(shards, folder, labelling)
+        beside = [(picture, "pictures beside shards") for picture in find_pictures(folder)]
+        return replace(opened, skipped=opened.skipped + named(beside, folder))
     if is_saved_dataset(folder):
         return open_saved_dataset(folder)
     tables = _inside(folder, ".parquet")

@@ -147,7 +147,7 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
         labels=labels,
         class_names=tuple(printable(os.fsdecode(name)) for name in names),
         split=np.array([side for _, _, side in labelled]) if tops else None,
-        remarks=(hint,) * is_nested,
+        remarks=(hint,) if is_nested else (),
         skipped=named(skipped, folder),
     )
 

@@ -141,6 +141,7 @@ def _open_labelled(path: Path) -> Collection:
 
     _use(path, ("path", "label"), use)
     order, names = by_number_or_name(labels)
+    remark = f"{len(repeated):,} rows repeat a picture: {first_five(repeated)}"
     return Collection(
         name=path.stem,
         layout=f"CSV manifest {printable(path.name)}",
@@ -149,9 +150,7 @@ def _open_labelled(path: Path) -> Collection:
         labels=order,
         class_names=tuple(printable(n) for n in names),
         split=np.array(split) if all(split) else None,
-        remarks=(f"{len(repeated):,} rows repeat a picture: {first_five(repeated)}",)[
-            : len(repeated)
-        ],
+        remarks=(remark,) if repeated else (),
         columns={
             clean(column): values
             for column, cells in sorted(further.items())

@@ -76,6 +76,15 @@ def test_shards_are_read_in_order_without_unpacking(shards: Path) -> None:
     assert one.describe().endswith("WebDataset, 1 shard")
 
 
+def test_pictures_beside_shards_are_not_left_out_silently(shards: Path) -> None:
+    """As where somebody has left the archive of the photos among them."""
+    (shards / "robin").mkdir()
+    (shards / "robin" / "1.jpg").write_bytes(picture(0))
+    data = open_data(shards)
+    assert len(data) == 12
+    assert data.notes == ("1 pictures beside shards skipped: robin/1.jpg",)
+
+
 def test_the_split_is_in_the_names_of_the_shards(tmp_path: Path) -> None:
     write_shard(tmp_path / "d" / "imagenet-train-000.tar", sample(0, "robin") | sample(1, "robin"))
     write_shard(tmp_path / "d" / "imagenet-val-000.tar", sample(2, "wren"))
