@@ -198,13 +198,18 @@ class ChunkedLoss(torch.autograd.Function):
         ctx.loss, *tensors, _ = inputs
         _, *gradients = output
         ctx.mark_non_differentiable(*(each for each in gradients if each is not None))
+        ctx.set_materialize_grads(
+            False
+        )  # else backward gets zeros (P, D), a pass over fresh memory
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.gradients = gradients
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
         """Return the gradients, and drop them: autograd copies one that is still referenced."""
+        if grad is None:  # the loss does not depend on what is differentiated
+            return (None,) * 6
         x, positive, proxies, shares = ctx.saved_tensors
         loss: Chunked = ctx.loss
         if torch.is_grad_enabled():  # create_graph=True, or torch.func
