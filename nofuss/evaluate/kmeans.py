@@ -8,12 +8,13 @@ It ends where Lloyd ends, as scikit-learn's and faiss's do, so that NMI compares
 with published figures. Everything is computed in blocks: memory is O(N·D + block²).
 """
 
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import blocks, vectors_of
+from nofuss.evaluate.retrieval import blocks, in_threads, vectors_of
 from nofuss.evaluate.seeding import plus_plus
 from nofuss.geometry import Array
 
@@ -120,18 +121,22 @@ def _lloyd(x: Tensor, centroids: Tensor, iterations: int) -> Tensor:
 
 def _improve(left: Tensor, right: Tensor, columns: Tensor, score: Tensor, index: Tensor) -> None:
     """Replace score and index (N,), in place, where left @ right[columns].T is higher."""
-    buffer = left.new_empty(BLOCK * BLOCK)
     right = right[columns]
     parts = [right[j].T for j in blocks(0, len(right), BLOCK)]
-    for rows in blocks(0, len(left), BLOCK):
-        x, top, at = left[rows], score[rows], index[rows]
-        for j, y in enumerate(parts):
-            s = torch.mm(x, y, out=buffer[: len(x) * y.shape[1]].view(len(x), -1))
-            # The index costs more than the maximum: look for it only where it changes.
-            highest = s.amax(1)
-            better = (highest > top).nonzero()[:, 0]
-            top[better] = highest[better]
-            at[better] = columns[s[better].argmax(1) + j * BLOCK]
+
+    def look(strips: Iterator[slice]) -> None:
+        buffer = left.new_empty(BLOCK * BLOCK)
+        for rows in strips:
+            x, top, at = left[rows], score[rows], index[rows]
+            for j, y in enumerate(parts):
+                s = torch.mm(x, y, out=buffer[: len(x) * y.shape[1]].view(len(x), -1))
+                # The index costs more than the maximum: look for it only where it changes.
+                highest = s.amax(1)
+                better = (highest > top).nonzero()[:, 0]
+                top[better] = highest[better]
+                at[better] = columns[s[better].argmax(1) + j * BLOCK]
+
+    in_threads(look, blocks(0, len(left), BLOCK))
 
 
 def _lloyd_of_few(x: Tensor, left: Tensor, centroids: Tensor, iterations: int) -> Tensor:

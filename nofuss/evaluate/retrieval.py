@@ -14,18 +14,21 @@ what differs by no more than the rounding of float64 (`reach`).
 """
 
 import math
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypedDict
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.geometry import Array, as_tensor, exact_squared_distances
+from nofuss.geometry import Array, as_tensor
 
 CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
 FARTHEST = -4.0  # below the similarity of any pair that is not hidden
-DENSE = 1 / 16  # share of a block's pairs from which on all its distances are computed
+PAIRS = 2**20  # numbers of pairs of vectors that are held in float64 at once
+R = TypeVar("R")
 SINGLE, DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 
 
@@ -166,13 +169,13 @@ class Retrieval(NamedTuple):
         whole = 1.0 if self.lengths is None else 0.0
         return (whole - similarity.double()).clamp_min_(0) * 2 * self.unit**2
 
-    def pairs(self, rows: Tensor, cols: slice, i: Tensor, j: Tensor) -> Tensor:
-        """Return squared distances in float64 of the pairs (i, j) of a block, (P,)."""
-        if len(i) > DENSE * len(rows) * (cols.stop - cols.start):
-            x, y = self.queries.points(rows), self.gallery.points(cols)
-            return exact_squared_distances(x, y)[i, j]
-        difference = self.queries.points(rows[i]).sub_(self.gallery.points(cols.start + j))
-        return difference.square_().sum(1)
+    def pairs(self, i: Tensor, j: Tensor) -> Tensor:
+        """Return squared distances in float64 of queries i to items j of the gallery, (P,)."""
+        squared = i.new_empty(len(i), dtype=torch.float64)
+        for at in blocks(0, len(i), max(1, PAIRS // self.queries.vectors.shape[1])):
+            difference = self.queries.points(i[at]).sub_(self.gallery.points(j[at]))
+            squared[at] = difference.square_().sum(1)
+        return squared
 
     def strip(self, rows: slice) -> "Retrieval":
         """Return the task of some queries, which search the whole gallery."""
@@ -276,6 +279,33 @@ def retrieval(
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
     """Return slices of at most `size` from start to stop."""
     return (slice(i, min(i + size, stop)) for i in range(start, stop, size))
+
+
+def in_threads(work: Callable[[Iterator[slice]], R], pieces: Iterable[slice]) -> list[R]:
+    """Return what `work` returns in each thread; the threads share the pieces of work.
+
+    As many threads as torch uses, each of whose operations uses one core: on blocks that fit into
+    a core's cache, waking the other cores for every operation would take longer than it saves.
+    """
+    threads, shared = torch.get_num_threads(), list(pieces)
+    number, rest = min(threads, len(shared)), iter(shared)
+    if number < 2:
+        return [work(rest)]
+    mode = torch.is_inference_mode_enabled()  # which is each thread's own
+
+    def work_alone(_: int) -> R:
+        torch.set_num_threads(1)
+        with torch.inference_mode(mode):
+            return work(rest)
+
+    try:
+        with ThreadPoolExecutor(number) as pool:
+            try:
+                return list(pool.map(work_alone, range(number)))
+            finally:
+                deque(rest, maxlen=0)  # after Ctrl-C no thread takes another piece
+    finally:
+        torch.set_num_threads(threads)  # else threads that start later would have one core
 
 
 def _rows_of_queries(rows: Array | None, classes: Tensor, gallery_classes: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from nofuss.evaluate.retrieval import blocks
 from nofuss.geometry import squared_distances
 
-BLOCK = 512
+PRODUCT = 2**18  # numbers of a product, 1 MB: few candidates are compared with many vectors at once
 BATCH = 256  # most seeds drawn at once
 SMALL = 256  # seeds already there for each that is drawn at once; with 64, tiny clusters are missed
 
@@ -61,9 +61,9 @@ def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
 def _gains(left: Tensor, right: Tensor) -> Tensor:
     """Return by how much Σ D² would fall with each candidate as a seed, (C,)."""
     gains = left.new_zeros(len(left))
-    ones = left.new_ones(BLOCK)
-    buffer = left.new_empty(len(left) * BLOCK)
-    for cols in blocks(0, len(right), BLOCK):
+    size = PRODUCT // len(left)
+    ones, buffer = left.new_ones(size), left.new_empty(PRODUCT)
+    for cols in blocks(0, len(right), size):
         c = cols.stop - cols.start
         fall = torch.mm(left, right[cols].T, out=buffer[: len(left) * c].view(-1, c))
         gains.addmv_(fall.clamp_min_(0), ones[:c])
@@ -72,7 +72,8 @@ def _gains(left: Tensor, right: Tensor) -> Tensor:
 
 def _falls(left: Tensor, right: Tensor) -> Tensor:
     """Return by how much D² falls at each point with all candidates as seeds, (N,)."""
-    falls = [(left @ right[cols].T).amax(0) for cols in blocks(0, len(right), 4 * BLOCK)]
+    size = PRODUCT // len(left)
+    falls = [(left @ right[cols].T).amax(0) for cols in blocks(0, len(right), size)]
     return torch.cat(falls).clamp_min_(0)
 
 

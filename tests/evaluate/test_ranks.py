@@ -1,5 +1,6 @@
 """Scores of float32 embeddings are those of exact arithmetic: what float32 alone got wrong."""
 
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 
 import faiss
@@ -256,3 +257,21 @@ def test_nan_is_refused():
             score(x, labels)
         with pytest.raises(ValueError, match="1 of 20 gallery hold NaN"):
             score(torch.ones(20, 4), labels, gallery=x, gallery_labels=labels)
+
+
+def test_scores_do_not_depend_on_the_number_of_threads():
+    x, labels = random_points(3000, 8, 100)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        with torch.inference_mode():
+            shared = [ranks_of_first_positive(x, labels), precisions(x, labels).map_at_r]
+        assert torch.get_num_threads() == 3
+        with ThreadPoolExecutor(1) as pool:  # a thread that starts afterwards has as many, too
+            assert pool.submit(torch.get_num_threads).result() == 3
+        torch.set_num_threads(1)
+        alone = [ranks_of_first_positive(x, labels), precisions(x, labels).map_at_r]
+    finally:
+        torch.set_num_threads(before)
+    for ours, expected in zip(shared, alone, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=0, atol=0, equal_nan=True)
