@@ -20,7 +20,7 @@ from nofuss.paper.page import Entry, list_words, results_page
 from nofuss.paper.published import NAMES
 from nofuss.paper.runner import Choice, Runner
 from nofuss.paper.sources import LAYOUTS, TITLES, find_folders, missing, open_source
-from nofuss.paper.trials import Result, Trial, has_collapsed, trial_of
+from nofuss.paper.trials import has_collapsed, trial_of
 from nofuss.progress import Progress, silent
 from nofuss.report import read_optional_json
 from nofuss.report.sections import Section
@@ -94,7 +94,7 @@ def reproduce(
                 runner = Runner(
                     sources[of], work, choices=choices[of], stop=stop, progress=progress
                 )
-                entry = FIGURES.get(name, tables.entry)(runner)
+                entry = with_collapses(FIGURES.get(name, tables.entry)(runner), runner)
                 if processes.first():
                     _write(out, dataclasses.asdict(entry) | _about(name, runner))
                 log.info(f"  {entry.verdict}: {entry.sentence}")
@@ -133,6 +133,19 @@ def choose(
     return list(dict.fromkeys(chosen))
 
 
+def with_collapses(entry: Entry, runner: Runner) -> Entry:
+    """Return the entry, whose sentence also names the methods that collapsed."""
+    collapsed = {
+        NAMES[trial.settings.loss]
+        for trial, result in runner.results.items()
+        if trial.fold is None and has_collapsed(result)
+    }
+    if not collapsed:
+        return entry
+    note = f"Collapsed, all embeddings point the same way: {list_words(sorted(collapsed))}."
+    return dataclasses.replace(entry, sentence=f"{entry.sentence} {note}")
+
+
 def _about(name: str, runner: Runner) -> dict[str, Any]:
     """Return how an entry was made: command, machine, rates, time."""
     budget = runner.source.budget
@@ -148,15 +161,13 @@ def _about(name: str, runner: Runner) -> dict[str, Any]:
         "command": machine.pop("command"),
         "seeds": list(range(budget.seeds)),
         "machine": machine | {"cores": os.cpu_count()},
-        "how": _how(runner, choices, results),
+        "how": _how(runner, choices),
         "rates": {loss: vars(choice) for loss, choice in choices.items()},
         "trained": f"{len(results):,} trainings, {seconds / 60:.1f} min",
     }
 
 
-def _how(
-    runner: Runner, choices: Mapping[str, Choice], results: Mapping[Trial, Result]
-) -> list[str]:
+def _how(runner: Runner, choices: Mapping[str, Choice]) -> list[str]:
     """Return the settings in sentences, and what to know about the rates."""
     b = runner.source.budget
     c = trial_of(runner.source, "proxy-nca", b.rates[0]).settings
@@ -171,19 +182,8 @@ def _how(
         f"proxies {b.proxy_factor:g} times that), scored by Recall@1 on held-out training classes; "
         f"chosen: {chosen}.",
     ]
-    notes = {
-        "Tries that collapsed were not chosen": [
-            loss for loss, choice in choices.items() if choice.collapsed
-        ],
-        "Trainings collapsed, all embeddings point the same way": [
-            loss
-            for loss in choices
-            if any(has_collapsed(r) for t, r in results.items() if t.settings.loss == loss)
-        ],
-    }
-    for note, losses in notes.items():
-        if losses:
-            lines.append(f"{note}: {list_words([NAMES[loss] for loss in losses])}.")
+    if flat := [NAMES[loss] for loss, choice in choices.items() if choice.collapsed]:
+        lines.append(f"Tries that collapsed were not chosen: {list_words(flat)}.")
     return lines
 
 

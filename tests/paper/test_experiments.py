@@ -10,12 +10,12 @@ import pytest
 
 from nofuss.evaluate.intervals import SeededDifference
 from nofuss.paper import batch_size, bounds, convergence, proxies_per_label, tables
-from nofuss.paper.page import Verdict, difference
+from nofuss.paper.page import Entry, Verdict, difference
 from nofuss.paper.published import NAMES, order_of
-from nofuss.paper.reproduce import FIGURES
+from nofuss.paper.reproduce import FIGURES, with_collapses
 from nofuss.paper.runner import Choice, K, Runner
 from nofuss.paper.sources import Source, budget_of
-from nofuss.paper.trials import Result, Trial
+from nofuss.paper.trials import Result, Trial, trial_of
 from tests.paper.made_up import gap, result
 
 pytestmark = pytest.mark.slow
@@ -35,6 +35,15 @@ def test_every_experiment_ends_in_an_entry(name: str, source: Source, tmp_path: 
         assert {row[0] for row in scores.rows} >= set(NAMES.values())
         assert len(pairs.rows) == len(entry.values["pairs"]) + 1, "and Proxy-NCA++, last"
         assert pairs.rows[-1][0] == "beyond the paper: Proxy-NCA++ − Proxy-NCA"
+
+
+def test_the_sentence_names_methods_that_collapsed(source: Source, tmp_path: Path) -> None:
+    runner, entry = Runner(source, tmp_path), Entry("", "", "undecided", "Found.")
+    for loss, spread in (("lifted", 0.001), ("n-pairs", 0.4)):
+        result = {"spread": spread, "spread_before": 0.5}
+        runner.results[trial_of(source, loss, 1e-3)] = result
+    assert with_collapses(entry, runner).sentence.endswith("same way: Lifted structure.")
+    assert with_collapses(entry, Runner(source, tmp_path)) is entry
 
 
 class MadeUp(Runner):
