@@ -36,7 +36,7 @@ CARDS = 12
 SIDE = 112
 """Longest side of a thumbnail; more than the page shows, for dense screens."""
 ON_MAP = 500
-"""Items of each side on the map: t-SNE takes seconds then."""
+"""Items of each split on the map: t-SNE takes seconds then."""
 _TITLES = {"map@r": "MAP@R", "map": "MAP", "mrr": "MRR", "r_precision": "R-precision"}
 _TITLES |= {"nmi": "NMI", "ami": "AMI", "ordered": "in the right order"}
 _CAPTIONS = {
@@ -312,7 +312,7 @@ def _everything(collection: Collection) -> Items:
 
 
 def embedding_map(collection: Collection, shown: RunEmbeddings, *, seed: int) -> Section | None:
-    """Draw both sides on one plane, twice: training items with proxies, and test items."""
+    """Draw training items with their proxies, and test items on the same plane."""
     kept, labels = shown.kept, collection.labels
     if not collection.has_classes:  # labels are groups, which have no names
         labels = np.full_like(labels, -1)
@@ -372,16 +372,16 @@ def bounds(collection: Collection, shown: RunEmbeddings) -> Section | None:
 
 
 def data(collection: Collection, stored: dict[str, Any]) -> Section:
-    """Describe the data and its sides."""
+    """Describe the data and its split."""
     classes, sizes = stored.get("classes", {}), None
     if collection.has_classes:
         sizes = figures.size_chart(np.bincount(collection.known_labels()))
     return {
         "description": stored.get("description", ""),
         "kind": "groups" if stored.get("by_links") else "classes",
-        "sides": [
-            {"name": _SPLIT.get(side, side), "size": size, "classes": len(classes.get(side, ()))}
-            for side, size in stored.get("items", {}).items()
+        "splits": [
+            {"name": _SPLIT.get(name, name), "size": size, "classes": len(classes.get(name, ()))}
+            for name, size in stored.get("items", {}).items()
         ],
         "notes": collection.notes,
         "class_sizes": sizes,
