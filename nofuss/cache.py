@@ -3,6 +3,7 @@
     <cache>/digests-KEY.sqlite        path, size, times and inode of a file → digest of its content
     <cache>/features-KEY.sqlite       features of one backbone, by the content of the picture
     <cache>/scans-KEY.sqlite          which contents can be decoded, and how they look
+    <cache>/speeds-KEY.sqlite         name of a network → pictures a second on this machine
     <cache>/graph-KEY.sqlite          one value: a backbone's graph for onnxruntime
     <cache>/characters-KEY.sqlite, <cache>/han-KEY.sqlite
     <cache>/activations-KEY.records   arrays of one shape in a memory map

@@ -37,6 +37,7 @@ COMMANDS = {
     "doctor": "Find problems in data: unreadable files, copies, doubtful labels.",
     "export": "Write a run's model as an ONNX file, checked against the original.",
     "push": "Publish a run's model on the Hugging Face Hub.",
+    "backbones": "List the networks that train --backbone takes, and their licences.",
     "compare": "Compare runs on the same items, with intervals.",
     "reproduce": "Reproduce the paper's tables and figures, and put its numbers beside ours.",
 }

@@ -123,7 +123,11 @@ class Options:
     corrections: Annotated[Path | None, _flag(_FURTHER, "FILE")] = None
     """Corrected labels: a run's feedback.jsonl, or a CSV (item,label,corrected)."""
     backbone: Annotated[str | None, _flag(_FURTHER, "NAME", _BY_PRESET)] = None
-    """convnet, inception-bn, efficientnet-lite0, -lite1, -lite2, timm:NAME."""
+    """A network by name (nofuss backbones lists them) or timm:NAME; NAME@SIDE shows it pictures of
+    another side. With fixed features several names, with commas between: folds of the classes
+    choose one of them or some side by side. auto: all whose weights are on this machine."""
+    budget_minutes: Annotated[float | None, _flag(_FURTHER, "X", "30")] = None
+    """With --backbone auto: how long computing the features may take."""
     weights: Annotated[Path | None, _flag(_FURTHER, "FILE")] = None
     """A local checkpoint of the backbone (inception-bn: a public BN-Inception file)."""
     size: Annotated[int | None, _flag(_FURTHER, "N", "its own, 288 for Lite's last stages")] = None
@@ -314,6 +318,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("epochs", "warmup", "per_class", "seed"), (0, 2**31)),
     "num_workers": (0, 1025),
     **dict.fromkeys(("lr", "head_lr", "proxy_lr", "weight_decay"), (0, float("inf"))),
+    "budget_minutes": (0, float("inf")),
     **dict.fromkeys(("test_fraction", "val_fraction"), (0, 1)),
     "size": (16, 4096),
     "train_size": (16, 4096),
@@ -330,7 +335,7 @@ def check_limits(asked: Options | Settings) -> None:
         if choices and value not in (None, *choices):
             raise unknown_name(name, str(value), choices)
     for name, (least, below) in _LIMITS.items():
-        value = getattr(asked, name)
+        value = getattr(asked, name, None)
         if value is not None and not least <= value < below:
             upper = f" and below {below:.10g}" if below < float("inf") else ""
             words = f"--{name.replace('_', '-')} is {value}; expected a number from {least:g} up"

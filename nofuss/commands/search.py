@@ -105,7 +105,7 @@ def _embed(
             collection = open_data(path)
             names += [f"{path}#{row}" for row in range(len(collection))]
             queries += queries_of(index, encoder.encode_collection(collection))
-        elif encoder.preprocessing is None:
+        elif not encoder.preprocessing:
             raise DataError(f"{printable(path)}: the model takes vectors; give an .npz of them")
         else:
             names.append(str(path))

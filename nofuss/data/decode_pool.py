@@ -1,7 +1,8 @@
 """Decode pictures of strangers in processes that are killed when they take too much.
 
-    to the process    JSON {"side", "fit"}, then the encoded picture
-    and back          JSON {"shape", "media"} or {"error": [reason, detail]}, pixels, a thumbnail
+    to the process    JSON {"side", "fits"}, then the encoded picture
+    and back          JSON {"shapes", "media"} or {"error": [reason, detail]}, the pixels of each
+                      fit, a thumbnail
 
 A process may use so much time and memory, and write no file; one that answered is used again. Only
 bytes and JSON are exchanged, never pickles: whoever sent the picture may be who answers.
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing import Pipe
@@ -42,9 +43,9 @@ LARGEST = 2**28
 
 
 class Decoded(NamedTuple):
-    """A decoded picture: uint8 pixels where requested, and a thumbnail's bytes and media type."""
+    """A decoded picture: uint8 pixels of each fit, and a thumbnail's bytes and media type."""
 
-    pixels: NDArray[np.uint8] | None
+    pixels: tuple[NDArray[np.uint8], ...]
     content: bytes
     media: str
 
@@ -65,13 +66,13 @@ class DecodePool:
         for worker in self._workers:
             worker.start()
 
-    def decode(self, content: Bytes, *, side: int, fit: Preprocessing | None = None) -> Decoded:
-        """Return a thumbnail of at most `side`, and pixels resized by `fit`; or a PictureError."""
+    def decode(self, content: Bytes, *, side: int, fits: Sequence[Preprocessing] = ()) -> Decoded:
+        """Return a thumbnail of at most `side`, and pixels resized by each fit; or PictureError."""
         worker = self._idle.get()
         try:
             if self._is_closed:
                 raise PictureError("picture", "unreadable", "its decoder ended")
-            return worker.decode(content, side, fit)
+            return worker.decode(content, side, fits)
         finally:
             self._idle.put(worker)
 
@@ -111,7 +112,7 @@ class _Worker:
                 start_new_session=True,  # Ctrl-C goes to the page only
             )
 
-    def decode(self, content: Bytes, side: int, fit: Preprocessing | None) -> Decoded:
+    def decode(self, content: Bytes, side: int, fits: Sequence[Preprocessing]) -> Decoded:
         """Send one picture to the process; kill it where no proper answer comes in time."""
         if self.process is not None and self.process.poll() is not None:
             self.end()  # it was killed while it was idle, which is not this picture's fault
@@ -125,7 +126,7 @@ class _Worker:
                 self._is_ready = True
             began = time.monotonic()
             with self._killed_after(SECONDS):
-                return self._ask(content, side, fit)
+                return self._ask(content, side, fits)
         except PictureError:
             raise
         except Exception:  # the picture may control the process, which then sends anything
@@ -146,17 +147,20 @@ class _Worker:
         finally:
             timer.cancel()
 
-    def _ask(self, content: Bytes, side: int, fit: Preprocessing | None) -> Decoded:
-        self._pipe.send_bytes(json.dumps({"side": side, "fit": fit and asdict(fit)}).encode())
+    def _ask(self, content: Bytes, side: int, fits: Sequence[Preprocessing]) -> Decoded:
+        job = {"side": side, "fits": [asdict(fit) for fit in fits]}
+        self._pipe.send_bytes(json.dumps(job).encode())
         self._pipe.send_bytes(content)
         head = json.loads(self._pipe.recv_bytes(2**16))
         if "error" in head:
             reason, detail = map(str, head["error"])
             raise PictureError("picture", reason, detail)
-        pixels, thumbnail = self._pipe.recv_bytes(LARGEST), self._pipe.recv_bytes(LARGEST)
-        array = np.frombuffer(pixels, np.uint8).reshape(head["shape"]) if fit else None
-        is_png = head["media"] == "image/png"
-        return Decoded(array, thumbnail, "image/png" if is_png else "image/jpeg")
+        pixels = tuple(
+            np.frombuffer(self._pipe.recv_bytes(LARGEST), np.uint8).reshape(shape)
+            for _, shape in zip(fits, head["shapes"], strict=True)
+        )
+        media = "image/png" if head["media"] == "image/png" else "image/jpeg"
+        return Decoded(pixels, self._pipe.recv_bytes(LARGEST), media)
 
     def end(self) -> None:
         """Kill the process and forget it."""
@@ -178,7 +182,7 @@ def work(descriptor: int) -> None:
             job = json.loads(pipe.recv_bytes())
         except EOFError:
             return
-        for part in _answer(pipe.recv_bytes(), job["side"], job["fit"]):
+        for part in _answer(pipe.recv_bytes(), job["side"], job["fits"]):
             pipe.send_bytes(part)
 
 
@@ -192,21 +196,19 @@ def _limit() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))
 
 
-def _answer(content: bytes, side: int, fit: dict[str, Any] | None) -> list[bytes]:
+def _answer(content: bytes, side: int, fits: Sequence[dict[str, Any]]) -> list[bytes]:
     try:
-        shape, pixels = None, b""
-        if fit is None:
-            image = decode(content, at_least=side)
-        else:
+        pixels, decoded_for = list[NDArray[np.uint8]](), 0
+        for fit in fits:
             # At the scale of `decode_resized`: a JPEG of another scale has another embedding.
             wanted = Preprocessing(**fit)
-            image = decode(content, at_least=wanted.resize)
-            array = resized(in_mode(image, wanted.mode), wanted)
-            shape, pixels = array.shape, array.tobytes()
-            if wanted.resize < side:  # perhaps a JPEG too small for the thumbnail
-                image = decode(content, at_least=side)
+            image, decoded_for = decode(content, at_least=wanted.resize), wanted.resize
+            pixels.append(resized(in_mode(image, wanted.mode), wanted))
+        if decoded_for < side:  # perhaps a JPEG too small for the thumbnail
+            image = decode(content, at_least=side)
         thumbnail, media = encoded(shrunk(image, side))
-        return [json.dumps({"shape": shape, "media": media}).encode(), pixels, thumbnail]
+        head = json.dumps({"shapes": [array.shape for array in pixels], "media": media})
+        return [head.encode(), *(array.tobytes() for array in pixels), thumbnail]
     except PictureError as error:
         return [json.dumps({"error": [error.reason, error.detail[:1000]]}).encode()]
     except MemoryError:

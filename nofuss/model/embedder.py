@@ -19,6 +19,7 @@ from nofuss.model.backbones import (
     build_backbone,
     inference_key,
 )
+from nofuss.model.timm import is_timm
 from nofuss.model.whitening import Affine, signed_root
 
 
@@ -50,9 +51,9 @@ class Embedder(nn.Module):
         """Length of an embedding."""
         return self.head.out_features
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Return raw embeddings (B, dim)."""
-        embeddings: Tensor = self.head(self.to_head(self.backbone(inputs)))
+    def forward(self, *views: Tensor) -> Tensor:
+        """Return raw embeddings (B, dim) of the inputs of each part of the backbone."""
+        embeddings: Tensor = self.head(self.to_head(self.backbone(*views)))
         return embeddings
 
     def to_head(self, features: Tensor) -> Tensor:
@@ -168,10 +169,12 @@ def for_inference(embedder: Embedder) -> Embedder:
     layers were made need not be the order in which they run.
     """
     ready = copy.deepcopy(embedder).eval().requires_grad_(False)
-    if ready.backbone.name != OWN and not ready.backbone.name.startswith("timm:"):
-        fold_batch_norm(ready.backbone)
+    for part in ready.backbone.parts:
+        if part.name != OWN and not is_timm(part.name):
+            fold_batch_norm(part)
     ready.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    ready.backbone.key = inference_key(ready.backbone)
+    for part in ready.backbone.parts:
+        part.key = inference_key(part)
     return ready
 
 

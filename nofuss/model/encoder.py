@@ -20,7 +20,7 @@ from nofuss.data.transforms import test_views
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, HubError, RunError, command
 from nofuss.geometry import as_tensor, normalize
-from nofuss.model.backbones import Backbone
+from nofuss.model.backbones import Backbone, joined
 from nofuss.model.embedder import Embedder, embed_features, for_inference
 from nofuss.model.features import Computed, batch_size, extract, features_of
 from nofuss.model.hub import fetch, is_address, parse_address
@@ -73,9 +73,10 @@ class Encoder:
         self.source, self.digest = source, digest
 
     @property
-    def preprocessing(self) -> Preprocessing | None:
-        """How a picture becomes an input; None for vectors."""
-        return self.embedder.backbone.preprocessing
+    def preprocessing(self) -> tuple[Preprocessing, ...]:
+        """How a picture becomes an input of each network; empty for vectors."""
+        found = (part.preprocessing for part in self.embedder.backbone.parts)
+        return tuple(each for each in found if each is not None)
 
     @property
     def dim(self) -> int:
@@ -83,23 +84,26 @@ class Encoder:
         return self.embedder.dim
 
     def embed(self, items: Any) -> Tensor:
-        """Return unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors."""
+        """Return unit embeddings (N, dim) of paths, PIL pictures, uint8 arrays, or vectors.
+
+        A tuple of arrays is one picture, as each of several networks takes it.
+        """
         return self.encode(items).vectors
 
     def encode(self, items: Any) -> Encoded:
         """Return unit embeddings and features of what `embed` takes."""
-        if self.preprocessing is None:
+        if not self.preprocessing:
             return self._encoded(_vectors(items, self.embedder.backbone.channels))
         is_single = isinstance(items, np.ndarray) and items.ndim == 3 and items.shape[2] == 3
         if is_single or isinstance(items, str | Path | Image.Image):
             raise ValueError("embed takes several pictures; put a single one into a list")
         backbone = self.embedder.backbone
         accelerate(backbone, len(items) * backbone.views)
-        batch = batch_size(backbone)
-        parts = [items[i : i + batch] for i in range(0, len(items), batch)]
-        # Pictures are decoded while the last ones are computed.
-        views = ahead(self._views, parts, int(len(parts) > 1), waiting=AHEAD)
-        return self._encoded(extract(backbone, views, count=len(items)))
+        found = []
+        for i, part in enumerate(backbone.parts):
+            of_part = [item[i] if isinstance(item, tuple) else item for item in items]
+            found.append(_features(part, of_part))
+        return self._encoded(joined(found))
 
     def embed_collection(self, collection: Collection, *, progress: Progress = silent) -> Tensor:
         """Return unit embeddings (N, dim) of a collection in its order.
@@ -129,20 +133,29 @@ class Encoder:
         vectors = normalize(embed_features(self.embedder, features))
         return Encoded(vectors, normalize(features), unreadable)
 
-    def _views(self, items: Sequence[Any]) -> Tensor:
-        """Return pictures as inputs."""
-        assert self.preprocessing is not None
-        return test_views([self._picture(item) for item in items], self.preprocessing)
 
-    def _picture(self, item: Any) -> NDArray[np.uint8]:
-        assert self.preprocessing is not None
-        if isinstance(item, str | Path):
-            return decode_resized(Path(item), self.preprocessing)
-        if isinstance(item, Image.Image):
-            image = ImageOps.exif_transpose(item)  # upright, as for files
-        else:
-            image = _from_array(np.asarray(item))
-        return resized(in_mode(image, self.preprocessing.mode), self.preprocessing)
+def _features(network: Backbone, items: Sequence[Any]) -> Tensor:
+    """Return one network's features of pictures."""
+    look, batch = network.preprocessing, batch_size(network)
+    assert look is not None
+    chunks = [items[i : i + batch] for i in range(0, len(items), batch)]
+
+    def views(chunk: Sequence[Any]) -> Tensor:
+        return test_views([_picture(item, look) for item in chunk], look)
+
+    # Pictures are decoded while the last ones are computed.
+    loaded = ahead(views, chunks, int(len(chunks) > 1), waiting=AHEAD)
+    return extract(network, loaded, count=len(items))
+
+
+def _picture(item: Any, look: Preprocessing) -> NDArray[np.uint8]:
+    if isinstance(item, str | Path):
+        return decode_resized(Path(item), look)
+    if isinstance(item, Image.Image):
+        image = ImageOps.exif_transpose(item)  # upright, as for files
+    else:
+        image = _from_array(np.asarray(item))
+    return resized(in_mode(image, look.mode), look)
 
 
 def check_fits(collection: Collection, backbone: Backbone) -> None:

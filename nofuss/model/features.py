@@ -5,12 +5,12 @@
 decoded is an error, or stands in the result beside those that can.
 """
 
-import copy
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,12 +25,14 @@ from nofuss.data.scan import note_looks
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
 from nofuss.geometry import as_tensor
-from nofuss.model.backbones import Backbone, evaluating
-from nofuss.model.onnx import OnnxNetwork, accelerate
+from nofuss.model.backbones import Backbone, evaluating, joined
+from nofuss.model.onnx import OnnxNetwork, accelerate, random_inputs
 from nofuss.progress import Progress, silent
 
 ONNX_BATCH, TORCH_BATCH, GPU_BATCH = 8, 16, 64
 """Pictures loaded at once; onnxruntime is fastest while a batch fits the processor's cache."""
+TIMED = 200
+"""Views from which the speed of a network is noted for `speed_of`."""
 CHUNK = 2048
 """Pictures whose features are written to the cache at once: a killed command loses no more."""
 
@@ -44,56 +46,57 @@ class Computed(NamedTuple):
     """Row of each picture that can't be decoded, with the reason."""
 
 
-def features_of(
+def features_of(backbone: Backbone, collection: Collection, **options: Any) -> Computed:
+    """Return the features (N, F) of a backbone; its networks' side by side, where it has several.
+
+    options: as of `network_features`.
+    """
+    found = [network_features(part, collection, **options) for part in backbone.parts]
+    errors = {row: error for each in found for row, error in each.unreadable.items()}
+    return Computed(joined([each.values for each in found]), errors)
+
+
+def network_features(
     backbone: Backbone,
     collection: Collection,
     *,
     cached: bool = True,
-    straight: Indices | None = None,
     skip_unreadable: bool = False,
     num_workers: int = 0,
     progress: Progress = silent,
 ) -> Computed:
-    """Return features (N, F) of the centre crops; vectors are their own features.
+    """Return one network's features (N, F) of the centre crops; vectors are their own features.
 
     backbone: of a copy `for_inference`. cached: read what the cache has, and add what is computed.
-    straight: rows without their mirror images, where the backbone averages both. skip_unreadable:
-    report pictures that can't be decoded, and note how the others look (scan.py); without it the
-    first one is an error.
+    skip_unreadable: report pictures that can't be decoded, and note how the others look (scan.py);
+    without it the first one is an error.
     """
     if backbone.preprocessing is None:
         return Computed(as_tensor(np.asarray(collection.array, np.float32)), {})
-    plain = copy.copy(backbone)  # the same network
-    plain.mirror = False
-    rows = np.arange(len(collection))
-    alone = rows[:0] if straight is None or not backbone.mirror else straight
     keys = collection.keys() if cached and backbone.key is not None else None
     values, unreadable = torch.zeros(len(collection), backbone.features), dict[int, PictureError]()
-    passes = [
-        (each, _missing(each, keys, chosen, values))
-        for each, chosen in ((plain, alone), (backbone, np.setdiff1d(rows, alone)))
-        if len(chosen)
-    ]
-    if views := sum(len(missing) * each.views for each, missing in passes):
+    missing = _missing(backbone, keys, values)
+    if views := len(missing) * backbone.views:
         accelerate(backbone, views, progress=progress)
-    for each, missing in passes:
-        what = "computing features" + (", with mirror images" if each.mirror else "")
-        for start in range(0, len(missing), CHUNK):
-            advance = partial(_advance, progress, what, start, len(missing))
-            advance(0)
-            part = missing[start : start + CHUNK]
-            items = collection.subset(part)
-            looks: dict[int, bytes | PictureError] | None = {} if skip_unreadable else None
-            found = _compute(each, items, looks, num_workers=num_workers, advance=advance)
-            values[part] = found.values
-            unreadable |= {int(part[i]): error for i, error in found.unreadable.items()}
-            if keys is not None:
-                _write(each, items, [keys[row] for row in part], found, looks or {})
+    began = time.monotonic()
+    for start in range(0, len(missing), CHUNK):
+        advance = partial(_advance, progress, start, len(missing))
+        advance(0)
+        part = missing[start : start + CHUNK]
+        items = collection.subset(part)
+        looks: dict[int, bytes | PictureError] | None = {} if skip_unreadable else None
+        found = _compute(backbone, items, looks, num_workers=num_workers, advance=advance)
+        values[part] = found.values
+        unreadable |= {int(part[i]): error for i, error in found.unreadable.items()}
+        if keys is not None:
+            _write(backbone, items, [keys[row] for row in part], found, looks or {})
+    if views >= TIMED and processes.first():
+        _note_speed(backbone, views / (time.monotonic() - began))
     return Computed(values, unreadable)
 
 
-def _advance(progress: Progress, what: str, start: int, total: int, done: int) -> None:
-    progress(what, start + done, total)
+def _advance(progress: Progress, start: int, total: int, done: int) -> None:
+    progress("computing features", start + done, total)
 
 
 def feature_cache(backbone: Backbone) -> Rows:
@@ -101,15 +104,14 @@ def feature_cache(backbone: Backbone) -> Rows:
     return Rows(name_of("features", f"{backbone.key} mirror {backbone.mirror}".encode()))
 
 
-def _missing(
-    backbone: Backbone, keys: list[bytes] | None, rows: Indices, values: Tensor
-) -> Indices:
-    """Copy what the cache has of these rows into `values`, and return the other rows."""
+def _missing(backbone: Backbone, keys: list[bytes] | None, values: Tensor) -> Indices:
+    """Copy what the cache has into `values`, and return the other rows."""
+    rows = np.arange(len(values))
     if keys is None:
         return rows
     places: dict[bytes, list[int]] = {}
-    for row in rows.tolist():
-        places.setdefault(keys[row], []).append(row)
+    for row, key in enumerate(keys):
+        places.setdefault(key, []).append(row)
     is_known = np.zeros(len(keys), bool)
     for key, value in feature_cache(backbone).read(list(places)):
         if len(value) == 4 * values.shape[1]:
@@ -117,7 +119,7 @@ def _missing(
             is_known[places[key]] = True
     # Of several processes one may have read before another has written.
     is_known[:] = processes.all_sum(torch.from_numpy(is_known).int()) == processes.world()
-    return rows[~is_known[rows]]
+    return rows[~is_known]
 
 
 def _write(
@@ -187,6 +189,51 @@ def _compute(
 def _filled(inputs: Tensor, count: int) -> Tensor:
     """Return a batch of `count` inputs: the last is repeated, in the same memory format."""
     return inputs[torch.arange(count).clamp(max=len(inputs) - 1)] if len(inputs) < count else inputs
+
+
+# Speed
+
+
+def speed_of(name: str) -> float | None:
+    """Return how many views a second a network had when it was last used here, if it ever was."""
+    found = dict(_speeds().read([name.encode()]))
+    return float(found[name.encode()]) if found else None
+
+
+def measured_speed(backbone: Backbone) -> float:
+    """Return how many views a second a network has here; found out in a second where unknown.
+
+    backbone: of a copy `for_inference`.
+    """
+    if (known := speed_of(backbone.name)) is not None:
+        return known
+    accelerate(backbone, 0)
+    batch = random_inputs(backbone, TORCH_BATCH)
+    extract(backbone, [batch[:1]], count=1)  # the first takes longer
+    began = time.monotonic()
+    extract(backbone, [batch], count=len(batch))
+    speed = len(batch) * backbone.views / (time.monotonic() - began)
+    _note_speed(backbone, speed)
+    return speed
+
+
+@torch.no_grad()
+def multiplications(backbone: Backbone) -> int:
+    """Return how many multiplications a picture costs: the same on every machine."""
+    from torch.utils.flop_counter import FlopCounterMode  # slow to import
+
+    with evaluating(backbone), FlopCounterMode(display=False) as counter:
+        backbone.network(random_inputs(backbone, 1).to(device_of(backbone)))
+    return int(counter.get_total_flops())
+
+
+def _speeds() -> Rows:
+    return Rows(f"speeds-{digest(f'{torch.__version__} {torch.get_num_threads()}'.encode())}")
+
+
+def _note_speed(backbone: Backbone, speed: float) -> None:
+    if backbone.key is not None:
+        _speeds().write([backbone.name.encode()], [f"{speed:.1f}".encode()])
 
 
 # Running a backbone

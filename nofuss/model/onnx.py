@@ -109,6 +109,11 @@ def accelerate(backbone: Backbone, views: int, *, progress: Progress = silent) -
     backbone: of a copy `for_inference`. onnxruntime is used where the cache has the graph of these
     weights, or exporting it pays; else, and where onnxruntime can't run it, torch is.
     """
+    for part in backbone.parts:
+        _accelerate(part, views, progress)
+
+
+def _accelerate(backbone: Backbone, views: int, progress: Progress) -> None:
     with _deciding:
         if not can_accelerate(backbone):
             return
@@ -125,7 +130,7 @@ def accelerate(backbone: Backbone, views: int, *, progress: Progress = silent) -
 
 def _export_features(backbone: Backbone, progress: Progress) -> bytes:
     """Return the graph of a backbone, which gives torch's features to rounding."""
-    example = random_inputs(backbone, 2)
+    example = [random_inputs(backbone, 2)]
     with working(progress, "exporting the network to onnxruntime"):
         graph = bytes(_exported(backbone.network, example, "features").SerializeToString())
         if not largest_difference(backbone.network, example, graph) <= LARGEST_DIFFERENCE:
@@ -156,18 +161,20 @@ def export_model(
     Its metadata describe the inputs. UsageError without the packages that it takes.
     """
     onnx, _ = onnx_packages()
-    module, inputs = UnitEmbedding(embedder).eval(), random_inputs(embedder.backbone, CHECKED)
-    model = _exported(module, inputs[:2], "embeddings")
+    module, parts = UnitEmbedding(embedder).eval(), embedder.backbone.parts
+    inputs = [random_inputs(part, CHECKED) for part in parts]
+    model = _exported(module, [each[:2] for each in inputs], "embeddings")
     about = {
         "producer": "nofuss",
-        "input": describe_inputs(embedder.backbone),
+        "input": "; ".join(describe_inputs(part) for part in parts),
         "output": "unit embeddings (batch, dim); compare by Euclidean distance or dot product",
         "dim": str(embedder.dim),
         "class_names": json.dumps(list(class_names)),
         "extra": json.dumps(extra),
     }
-    if embedder.backbone.preprocessing is not None:
-        about["preprocessing"] = json.dumps(dataclasses.asdict(embedder.backbone.preprocessing))
+    looks = [dataclasses.asdict(p.preprocessing) for p in parts if p.preprocessing is not None]
+    if looks:
+        about["preprocessing"] = json.dumps(looks if len(looks) > 1 else looks[0])
     for key, value in about.items():
         model.metadata_props.add(key=key, value=value)
     onnx.checker.check_model(model)
@@ -182,9 +189,9 @@ class UnitEmbedding(nn.Module):
         super().__init__()
         self.embedder = embedder
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Map (B, …) to unit embeddings (B, dim)."""
-        return normalize(self.embedder(inputs))
+    def forward(self, *views: Tensor) -> Tensor:
+        """Map inputs (B, …) of each part of the backbone to unit embeddings (B, dim)."""
+        return normalize(self.embedder(*views))
 
 
 def describe_inputs(backbone: Backbone) -> str:
@@ -214,15 +221,22 @@ def onnx_packages() -> tuple[Any, Any]:
 
 
 @torch.no_grad()
-def largest_difference(module: Callable[[Tensor], Tensor], inputs: Tensor, graph: bytes) -> float:
+def largest_difference(
+    module: Callable[..., Tensor], inputs: Sequence[Tensor], graph: bytes
+) -> float:
     """Return the largest difference between torch and onnxruntime, in batches of one and all.
 
     As a fraction of the largest value.
     """
     _, runtime = onnx_packages()
     session = runtime.InferenceSession(graph, providers=["CPUExecutionProvider"])
-    expected, x = module(inputs).numpy(), np.ascontiguousarray(inputs.numpy())
-    outputs = (session.run(None, {"inputs": x})[0], session.run(None, {"inputs": x[:1]})[0])
+    expected = module(*inputs).numpy()
+    given = {
+        each.name: np.ascontiguousarray(x.numpy())
+        for each, x in zip(session.get_inputs(), inputs, strict=True)
+    }
+    first = {name: x[:1] for name, x in given.items()}
+    outputs = (session.run(None, given)[0], session.run(None, first)[0])
     largest = max(np.abs(got - expected[: len(got)]).max() for got in outputs)
     return float(largest / np.abs(expected).max())
 
@@ -234,16 +248,18 @@ def random_inputs(backbone: Backbone, count: int) -> Tensor:
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(0))
 
 
-def _exported(module: nn.Module, example: Tensor, output: str) -> Any:
+def _exported(module: nn.Module, examples: Sequence[Tensor], output: str) -> Any:
     """Return the graph of a module as an ONNX model, for any batch size."""
+    shapes, several = tuple({0: torch.export.Dim("batch")} for _ in examples), len(examples) > 1
     with _quietly():
         program = torch.onnx.export(
             module,
-            (example,),
+            tuple(examples),
             dynamo=True,
-            input_names=["inputs"],
+            input_names=[f"inputs_{i + 1}" if several else "inputs" for i in range(len(examples))],
             output_names=[output],
-            dynamic_shapes=({0: torch.export.Dim("batch")},),
+            # To torch all views are one parameter.
+            dynamic_shapes=(shapes,) if isinstance(module, UnitEmbedding) else shapes,
             verbose=False,
         )
     assert program is not None

@@ -38,7 +38,7 @@ from nofuss.files import (
 from nofuss.model.backbones import OWN, check_shapes, fill, own_backbone
 from nofuss.model.embedder import Embedder, build_embedder
 
-FORMAT = 3
+FORMAT = 4
 DESCRIPTION = "model.json"
 LARGEST_SIDE = 4096
 """Largest side of a model's input picture: 200 MB as a tensor."""
@@ -55,7 +55,8 @@ class Description:
     root: bool
     mirror: bool
     precision: Precision
-    preprocessing: dict[str, Any] | None
+    preprocessing: tuple[dict[str, Any], ...]
+    """Of each network; empty for vectors."""
     class_names: tuple[str, ...]
     extra: dict[str, Any]
     """What the caller stored; who reads it checks it."""
@@ -102,7 +103,8 @@ def new_model(
 
     What belongs to the model is written in the block, under a name that holds the checksum.
     """
-    backbone, look = embedder.backbone, embedder.backbone.preprocessing
+    backbone = embedder.backbone
+    looks = (part.preprocessing for part in backbone.parts)
     folder.mkdir(parents=True, exist_ok=True)
     weights = tensor_bytes(embedder.state_dict())
     description = Description(
@@ -112,7 +114,7 @@ def new_model(
         root=embedder.root,
         mirror=backbone.mirror,
         precision=backbone.precision,
-        preprocessing=None if look is None else dataclasses.asdict(look),
+        preprocessing=tuple(dataclasses.asdict(look) for look in looks if look is not None),
         class_names=tuple(class_names),
         extra=dict(extra or {}),
         weights=write_by_content(folder, "weights", "safetensors", weights),
@@ -183,12 +185,13 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
         raise RunError(f"no {file.name} in {folder}; restore it or train again") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{file} is damaged ({error}); restore it") from None
-    preprocessing = _preprocessing(description, where=folder / DESCRIPTION)
+    looks = _preprocessing(description, where=folder / DESCRIPTION)
     settings: dict[str, Any] = {
         name: getattr(description, name)
         for name in ("backbone", "dim", "channels", "root", "mirror")
     }
-    settings |= {"weights": None, "size": preprocessing and preprocessing.size}
+    # Several networks have their sides in their names.
+    settings |= {"weights": None, "size": looks[0].size if len(looks) == 1 else None}
     try:
         if module is None:
             with torch.device("meta"):  # take no memory before the file's shapes are checked
@@ -196,9 +199,10 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
         elif description.backbone != OWN:
             raise UsageError(f"it was trained on {description.backbone}; leave backbone out")
         else:
-            settings["backbone"] = own_backbone(copy.deepcopy(module), preprocessing)
+            settings["backbone"] = own_backbone(copy.deepcopy(module), *looks)
         embedder = build_embedder(**settings)
-        if (preprocessing is None) != (embedder.backbone.preprocessing is None):
+        parts = [part for part in embedder.backbone.parts if part.preprocessing is not None]
+        if len(looks) != len(parts):
             raise ValueError(f"its preprocessing does not fit {description.backbone}")
         fill(embedder, tensors, source=file)
     except NofussError:
@@ -206,21 +210,21 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
     except (TypeError, ValueError, RuntimeError) as error:
         reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise RunError(f"{folder / DESCRIPTION} is damaged ({reason}); restore it") from None
-    embedder.backbone.preprocessing = preprocessing
+    for part, look in zip(parts, looks, strict=True):
+        part.preprocessing = look
     embedder.backbone.precision = description.precision
     return embedder.eval()
 
 
-def _preprocessing(description: Description, *, where: Path) -> Preprocessing | None:
+def _preprocessing(description: Description, *, where: Path) -> list[Preprocessing]:
     """Return the preprocessing; RunError for values that no backbone of pictures can have."""
-    if description.preprocessing is None:
-        return None
-    p = from_json(Preprocessing, description.preprocessing, where=where)
-    channels = {"RGB": 3, "L": 1}.get(p.mode)
-    if not (
-        1 <= p.size <= p.resize <= LARGEST_SIDE
-        and channels == description.channels == len(p.mean) == len(p.std)
-        and 0 not in p.std
-    ):
-        raise RunError(f"{where} has preprocessing that no backbone has; restore it")
-    return p
+    looks = [from_json(Preprocessing, values, where=where) for values in description.preprocessing]
+    for p in looks:
+        channels = {"RGB": 3, "L": 1}.get(p.mode)
+        if not (
+            1 <= p.size <= p.resize <= LARGEST_SIDE
+            and channels == description.channels == len(p.mean) == len(p.std)
+            and 0 not in p.std
+        ):
+            raise RunError(f"{where} has preprocessing that no backbone has; restore it")
+    return looks

@@ -19,6 +19,7 @@ from nofuss.model.backbones import OWN, Backbone, ConvNet, evaluating
 from nofuss.model.embedder import Embedder
 from nofuss.model.inception import BLOCKS, InceptionBN
 from nofuss.model.lite import EfficientNetLite
+from nofuss.model.timm import is_timm
 
 ALL = "all"
 USUAL = 2
@@ -49,7 +50,7 @@ def split(backbone: Backbone) -> list[Stage]:
     if isinstance(network, ConvNet):
         borders = [*range(0, len(network) - 1, 4), len(network)]
         return [_sequence([*network][a:b]) for a, b in pairwise(borders)]
-    if backbone.name.startswith("timm:") and (found := _timm_stages(network)):
+    if is_timm(backbone.name) and (found := _timm_stages(network)):
         return found
     if isinstance(network, nn.Sequential):
         return [_sequence([layer]) for layer in network]

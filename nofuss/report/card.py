@@ -14,6 +14,7 @@ from nofuss.config import Settings, to_json
 from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
+from nofuss.model.backbones import LICENCES, SEVERAL
 from nofuss.report.report import foreign, plain, read_optional_json, render
 from nofuss.run.choice import BEFORE, CLOSED, NOTHING
 from nofuss.run.directory import Run
@@ -58,7 +59,8 @@ def model_card(run: Run, *, published: str | None = None) -> str:
         title=run.path.name if published is None else published.rsplit("/", 1)[1],
         takes=takes,
         dim=model.get("dim", config.dim),
-        how=_how(config, choice),
+        how=_how(config, choice, model),
+        licences=model.get("extra", {}).get(LICENCES, {}),
         config=config,
         data=data,
         scores=scores,
@@ -87,9 +89,10 @@ def without_places(command: str) -> str:
     return shlex.join(word if "/" not in word else Path(word).name for word in words)
 
 
-def _how(config: Settings, choice: dict[str, Any]) -> str:
+def _how(config: Settings, choice: dict[str, Any], model: dict[str, Any]) -> str:
     """Return how the embedding was made, as a part of a sentence."""
-    source = "" if config.backbone == "identity" else f" from features of {plain(config.backbone)}"
+    names = " and ".join(model.get("backbone", config.backbone).split(SEVERAL))
+    source = "" if names == "identity" else f" from features of {plain(names)}"
     kept = choice.get("kept")
     if kept == BEFORE:
         return f"{source}, as before training, by which held-out classes lost"

@@ -37,7 +37,7 @@ def write_report(
     with foreign(run):
         names = ("config", "environment", "data", "scores", "choice")
         stored = {name: read_optional_json(run / f"{name}.json") for name in names}
-        model = read_optional_json(run / "model" / "model.json")
+        extra = read_optional_json(run / "model" / "model.json").get("extra", {})
         seed, preset = int(stored["config"].get("seed", 0)), str(stored["config"].get("preset"))
         with working(progress, "drawing the map of the report"):  # t-SNE
             drawn = sections.embedding_map(collection, shown, seed=seed)
@@ -49,15 +49,13 @@ def write_report(
                 description=stored["data"].get("description", ""),
                 sections={
                     "scores": sections.scores(stored["scores"], _WHAT.get(preset, "photos")),
-                    "choices": sections.choices(
-                        stored["choice"].get("choice", {}), model.get("extra", {})
-                    ),
+                    "choices": sections.choices(stored["choice"], extra),
                     "training": sections.training(_metrics(run)),
                     **around,
                     "map": drawn,
                     "bounds": sections.bounds(collection, shown),
                     "data": sections.data(collection, stored["data"]),
-                    "settings": sections.settings(stored["config"], stored["environment"]),
+                    "settings": sections.settings(stored["config"], stored["environment"], extra),
                 },
             )
             files.write_file(run / "report.html", page)

@@ -16,10 +16,11 @@ from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.evaluate.findings import DoubtfulLabel, Neighbours, confusions, project
 from nofuss.evaluate.protocol import compared, describe_gain, headline
 from nofuss.files import csv_text
+from nofuss.model.backbones import LICENCES
 from nofuss.proxies.bounds import proxy_bounds
 from nofuss.ranking.rerank import Rerank
 from nofuss.report import figures
-from nofuss.run.choice import Choice
+from nofuss.run.choice import Choice, Networks
 from nofuss.run.proxies import RunEmbeddings, sample_by_class
 
 Section = dict[str, Any]
@@ -118,13 +119,18 @@ def score_title(name: str) -> str:
     return title if plain == name else f"{title}, mean over classes"
 
 
-def choices(head: dict[str, Any], extra: Mapping[str, Any]) -> Section | None:
-    """Tell what held-out training classes decided: the head, and whether search re-ranks."""
+def choices(stored: dict[str, Any], extra: Mapping[str, Any]) -> Section | None:
+    """Tell what held-out training classes decided: networks, head, whether search re-ranks."""
+    head, several, rules = stored.get("choice", {}), stored.get("networks"), list[str]()
+    networks = Networks(**several) if several else None
     chosen = Choice.from_dict(head) if head.get("scores") else None
-    rules = [chosen.reason()] if chosen else []
+    if networks:
+        rules.append(networks.describe())
+    if chosen:
+        rules.append(chosen.reason())
     if rerank := extra.get("rerank"):
         rules.append(Rerank.from_dict(rerank).describe())
-    return {"rules": rules, "chosen": chosen} if rules else None
+    return {"rules": rules, "chosen": chosen, "networks": networks} if rules else None
 
 
 def training(metrics: list[dict[str, Any]]) -> Section | None:
@@ -388,8 +394,12 @@ def data(collection: Collection, stored: dict[str, Any]) -> Section:
     }
 
 
-def settings(config: dict[str, Any], environment: dict[str, Any]) -> Section:
-    """List what is needed to train the run again."""
+def settings(
+    config: dict[str, Any], environment: dict[str, Any], extra: Mapping[str, Any]
+) -> Section:
+    """List what is needed to train the run again, and the licences of the weights."""
+    for name, words in extra.get(LICENCES, {}).items():
+        config |= {f"licence of {name}": words}
     machine = {k: v for k, v in environment.items() if k not in ("command", "versions")}
     return {
         "command": environment.get("command", ""),

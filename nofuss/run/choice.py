@@ -68,6 +68,39 @@ class Choice:
         return cls(**stored | {"recipe": Recipe(**stored["recipe"])})
 
 
+@dataclass(frozen=True)
+class Networks:
+    """Which networks are kept of those that were tried, and why."""
+
+    kept: str
+    """The name of one, or of several with commas between."""
+    cheapest: str
+    scores: dict[str, dict[str, float]]
+    """Networks → Recall@1 and MAP@R of the closed form on the folds."""
+    gains: dict[str, Sequence[float]]
+    """Score → what is kept gains over the cheapest: mean difference and its 95% interval."""
+    milliseconds: dict[str, float]
+    """Networks → time of a picture on the machine of the training."""
+
+    def describe(self) -> str:
+        """Return what is kept, what it gains and what it costs."""
+        kept, cost = self.kept.replace(",", " + "), f"{self.milliseconds[self.kept]:.0f} ms a photo"
+        if self.kept == self.cheapest:
+            return f"network: {kept} ({cost}); folds gain nothing significant by the others"
+        gains = " and ".join(f"{name} by {_points(gain)}" for name, gain in self.gains.items())
+        return (
+            f"networks: {kept} ({cost} instead of {self.milliseconds[self.cheapest]:.0f}), which "
+            f"change {gains} over {self.cheapest} on folds"
+        )
+
+    def table(self) -> list[tuple[str, float, float, float]]:
+        """Return networks, Recall@1, MAP@R, and milliseconds a picture of all that were tried."""
+        return [
+            (name.replace(",", " + "), of["recall@1"], of["map@r"], self.milliseconds[name])
+            for name, of in self.scores.items()
+        ]
+
+
 def _points(gain: Sequence[float]) -> str:
     mean, low, high = (100 * value for value in gain)
     return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"

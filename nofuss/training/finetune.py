@@ -240,9 +240,8 @@ def _features(
     rows, fixed_stages = np.arange(len(items)), fixed_count(embedder.backbone, settings.unfreeze)
     if not fixed_stages:
         backbone, workers = for_inference(embedder).backbone, settings.num_workers
-        return features_of(
-            backbone, items, straight=rows, num_workers=workers, progress=progress
-        ).values
+        backbone.mirror = False
+        return features_of(backbone, items, num_workers=workers, progress=progress).values
     own = items.subset(rows[processes.share(len(items))])
     cached = activations_of(
         embedder, fixed_stages, own, views=1, augmented=False, progress=progress

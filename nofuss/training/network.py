@@ -1,22 +1,35 @@
 """The network of a run: its backbone by name, for pictures of a size, and what of it is trained."""
 
-import copy
 import logging
 from dataclasses import replace
 
-import torch
-
 from nofuss.config import Options, Preset, Settings
 from nofuss.data.collection import Collection
-from nofuss.distributed.device import choose_device, device_of
+from nofuss.distributed import processes
+from nofuss.distributed.device import choose_device
 from nofuss.errors import UsageError
-from nofuss.model.backbones import OWN, PRETRAINED, Backbone, check_precision
-from nofuss.model.embedder import Embedder, build_embedder
+from nofuss.model.backbones import (
+    OWN,
+    PRETRAINED,
+    PRETRAINED_NETWORKS,
+    SEVERAL,
+    Backbone,
+    build_backbone,
+    check_precision,
+    check_side,
+    is_installed,
+    is_non_commercial,
+    licences,
+    set_side,
+)
+from nofuss.model.embedder import Embedder, build_embedder, for_inference
+from nofuss.model.features import measured_speed
 from nofuss.model.lora import add_adapters
 from nofuss.model.stages import ALL, freeze_first
 from nofuss.training.settings import DIM, PRESETS, usual_size
 
 log = logging.getLogger("nofuss")
+AUTO, BUDGET_MINUTES = "auto", 30.0
 ZOOM, LIGHT = 0.25, 0.25
 """Random crops for the last stages show this fraction of a picture or more, in light that changes
 by this fraction or less (docs/lab)."""
@@ -39,6 +52,17 @@ def build_model(
     name = OWN if backbone else asked.backbone or PRESETS[preset]["backbone"]
     if (name == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {name} does not fit {kind}; leave it out")
+    if name == AUTO:
+        assert isinstance(asked, Options)  # settings have names
+        name = _affordable(asked, preset, collection)
+    elif isinstance(asked, Options) and asked.budget_minutes is not None:
+        raise UsageError("--budget-minutes is for --backbone auto; add it, or drop the budget")
+    if SEVERAL in name:
+        for option in ("weights", "size", "train_size"):
+            if getattr(asked, option) is not None:
+                raise UsageError(f"--{option.replace('_', '-')} is for one network, not {name}")
+        if preset != "frozen":
+            raise UsageError(f"{name}: several networks stay as they are; drop --preset {preset}")
     weights = asked.weights or (None if name == "inception-bn" else PRETRAINED)
     if weights is None:
         log.warning(
@@ -60,21 +84,19 @@ def build_model(
         size=size,
         seed=asked.seed or 0,
     )
+    for network, words in licences(embedder.backbone).items() if weights == PRETRAINED else ():
+        if is_non_commercial(words):
+            log.warning(f"the weights of {network} are not for commercial use: {words}")
     device, precision = choose_device(asked.device or "auto"), asked.precision or "fp32"
     check_precision(precision, device)
     embedder.to(device).backbone.precision = precision
     preprocessing = embedder.backbone.preprocessing
-    if preprocessing is None:
-        return embedder
-    if name == "convnet":
+    if name == "convnet" and preprocessing is not None:
         side = size or max(16, min(side or preprocessing.size, 64))
-        preprocessing = replace(preprocessing, size=side, resize=side)
-    elif size:
-        resize = round(size * preprocessing.resize / preprocessing.size)
-        preprocessing = replace(preprocessing, size=size, resize=resize)
-    if size:
-        _check_size(embedder.backbone, size, "--size")
-    embedder.backbone.preprocessing = preprocessing
+        embedder.backbone.preprocessing = replace(preprocessing, size=side, resize=side)
+        check_side(embedder.backbone, side)
+    elif size and preprocessing is not None:
+        set_side(embedder.backbone, size)
     return embedder
 
 
@@ -97,18 +119,33 @@ def apply_settings(settings: Settings, embedder: Embedder) -> None:
                 f"--train-size is {settings.train_size}, but the network searches pictures of "
                 f"{preprocessing.size} pixels; give a smaller one, or raise --size"
             )
-        _check_size(backbone, settings.train_size, "--train-size")
+        check_side(backbone, settings.train_size, "--train-size")
     backbone.preprocessing = replace(preprocessing, train_size=settings.train_size)
 
 
-@torch.no_grad()
-def _check_size(backbone: Backbone, size: int, flag: str) -> None:
-    """Raise UsageError if the network can't take pictures of that size."""
-    network = copy.deepcopy(backbone.network).eval()
-    try:
-        network(torch.zeros(1, backbone.channels, size, size, device=device_of(network)))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"{backbone.name} can't take pictures of {size} pixels ({reason}); try another {flag}"
-        ) from None
+def _affordable(asked: Options, preset: Preset, collection: Collection) -> str:
+    """Return the installed networks that compute their features of all pictures within a time.
+
+    The fastest come first, and one of them always does.
+    """
+    minutes = BUDGET_MINUTES if asked.budget_minutes is None else asked.budget_minutes
+    mirror = PRESETS[preset].get("mirror", False) if asked.mirror is None else asked.mirror
+
+    def choose() -> str:
+        spent = {}
+        for name in filter(is_installed, PRETRAINED_NETWORKS):
+            embedder = build_embedder(build_backbone(name), mirror=mirror)
+            backbone = for_inference(embedder).backbone
+            spent[name] = len(collection) * backbone.views / measured_speed(backbone) / 60
+        if not spent:
+            raise UsageError(f"--backbone {AUTO} finds no weights here; see nofuss backbones")
+        taken = sorted(spent, key=spent.__getitem__)
+        while len(taken) > 1 and sum(spent[name] for name in taken) > minutes:
+            taken.pop()
+        log.info(
+            f"trying {', '.join(taken)}: at most {sum(spent[name] for name in taken):.1f} minutes "
+            f"for the features of {len(collection):,} pictures (--budget-minutes {minutes:g})"
+        )
+        return SEVERAL.join(name for name in spent if name in taken)
+
+    return processes.from_first(choose)

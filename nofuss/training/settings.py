@@ -183,7 +183,8 @@ def agree(saved: Settings, options: Options) -> Settings:
     RunError where the options ask for something that would be learned otherwise.
     """
     check_limits(options)
-    asked = {name: value for name, value in options.asked().items() if name != "resume"}
+    once = ("resume", "budget_minutes")
+    asked = {name: value for name, value in options.asked().items() if name not in once}
     changes = ", ".join(
         f"{name} {getattr(saved, name)} → {value}"
         for name, value in asked.items()

@@ -6,7 +6,7 @@ The story is `run_training`; frozen values pass between its steps, only the loop
 import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +34,10 @@ from nofuss.errors import DataError, TrainingError, UsageError
 from nofuss.files import write_file
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
-from nofuss.model.backbones import Backbone
+from nofuss.model.backbones import LICENCES, Backbone, licences
 from nofuss.model.embedder import Embedder, embed_features, for_inference
 from nofuss.model.encoder import Encoded, Encoder
-from nofuss.model.features import features_of
+from nofuss.model.features import features_of, network_features
 from nofuss.model.lora import merge_adapters
 from nofuss.model.manifest import clear
 from nofuss.model.onnx import cache_graph
@@ -45,6 +45,7 @@ from nofuss.model.saved import new_model
 from nofuss.progress import Progress
 from nofuss.report import write_report
 from nofuss.report.card import write_card
+from nofuss.run.choice import Networks
 from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, note_fingerprint
 from nofuss.run.proxies import RunEmbeddings, RunProxies, sample_by_class
 from nofuss.search.search import RERANK
@@ -62,6 +63,7 @@ from nofuss.training.feed import class_count
 from nofuss.training.finetune import Fit, Task, fit_fixed, train_network
 from nofuss.training.network import apply_settings, build_model
 from nofuss.training.score import check_sides, method_of, score, search_rules
+from nofuss.training.selection import choose_networks
 from nofuss.training.settings import FREE, agree, head_dim, preset_of, resolve
 
 log = logging.getLogger("nofuss")
@@ -105,19 +107,20 @@ def run_training(
         log.info(f"run directory {run.path}, settings: {settings.preset}")
         with _failures_explained(run):
             control.tell("start", to_json(run.config))
-            x, task, scan = look_at_all(task, opened, embedder, control.progress)
+            features, task, scan = look_at_all(task, opened, embedder, control.progress)
             if saved is not None:  # RunError where the data are others
                 run = continue_run(run.config, fingerprint=lambda: task.data.fingerprint)
             _describe(run, task, scan)
+            embedder, x, networks = choose_networks(task, embedder, features, control.progress)
             with stop_on_signals() as control.stop:
                 is_solved = settings.start == "whitened" and task.whole.is_labelled
                 learn = fit_fixed if settings.is_fixed and is_solved else train_network
                 fit = learn(task, embedder, x, control)
                 if processes.any_true(control.stop())[0]:  # nothing may have been trained
                     raise KeyboardInterrupt
-            features, raw = embed_all(task, fit, x, control.progress)
+            now, raw = embed_all(task, fit, x, control.progress)
             if processes.leave():  # scores and files need one process; the others are done
-                finish(run, task, fit, x, features, raw, control)
+                finish(run, task, fit, x, now, raw, networks, control)
         return run.path
 
 
@@ -128,19 +131,21 @@ def finish(
     x: Tensor | None,
     features: Tensor,
     raw: Tensor,
+    networks: Networks | None,
     control: Control,
 ) -> None:
     """Save model and index, score, and write the report.
 
     x: features (N, F) that training started from. features, raw: those of the trained network, and
-    embeddings (N, D) of any length, of all items.
+    embeddings (N, D) of any length, of all items. networks: how they were chosen among several.
     """
     progress, vectors = control.progress, normalize(raw)
     rules, shown = search_rules(task, fit, vectors, progress=progress), to_show(task, fit, raw)
     chosen = {STRANGERS: rules.strangers, RERANK: rules.rerank and rules.rerank.as_dict()}
+    chosen[LICENCES] = licences(fit.embedder.backbone) if task.settings.weights is None else None
     about: dict[str, Any] = {
         "class_names": _class_names(task, task.split.train),
-        "extra": {name: rule for name, rule in chosen.items() if rule is not None},
+        "extra": {name: value for name, value in chosen.items() if value},
     }
     with new_model(run.model, fit.embedder, **about) as model:  # in force at the end of the block
         encoder = Encoder(fit.embedder, digest=model, **about)
@@ -152,6 +157,8 @@ def finish(
     scores = score(task, fit, vectors, x, rules, progress=progress)
     by_class, method = scores.pop("by_class", None), method_of(fit, task.settings)
     head = {} if fit.head is None else {"choice": fit.head.choice.as_dict()}
+    if networks is not None:
+        head["networks"] = asdict(networks)
     run.write("choice.json", {"kept": method, **head, "by_class": by_class, "scores": scores})
     if scores:
         run.write("scores.json", scores | {"method": method})
@@ -165,49 +172,44 @@ def finish(
 
 def look_at_all(
     task: Task, opened: Collection, embedder: Embedder, progress: Progress
-) -> tuple[Tensor | None, Task, ScanReport]:
+) -> tuple[list[Tensor], Task, ScanReport]:
     """Decode every picture once; return the features of those that can be read, and their task.
 
     opened: the data with their own labels.
     """
-    x, scan = compute_features(task, opened, embedder, progress)
+    found, scan = compute_features(task, opened, embedder, progress)
     say_problems(scan)
     if (usable := readable(opened, scan)) is opened:
-        return x, task, scan
+        return found, task, scan
     data = replace(training_data(usable, task.settings), notes=task.data.notes)
     task = _task(data, task.settings, embedder)
-    if x is not None and task.split.by_folds:  # no feature depends on the split
-        return x[scan.readable], task, scan
-    return compute_features(task, usable, embedder, progress)[0], task, scan
+    return [x[scan.readable] for x in found], task, scan
 
 
 def compute_features(
     task: Task, opened: Collection, embedder: Embedder, progress: Progress
-) -> tuple[Tensor | None, ScanReport]:
-    """Return the features (N, F) that training starts from, and which pictures can't be read.
+) -> tuple[list[Tensor], ScanReport]:
+    """Return each network's features (N, F) to start from, and which pictures can't be read.
 
     Where training starts at random there are none, and a scan finds what can't be read. The rows of
     unreadable pictures have no meaning.
-
-    Averages with mirror images are for search. Statistics of the training classes change as little
-    by them as any average over hundreds of pictures (docs/lab).
     """
-    settings, split = task.settings, task.split
+    settings = task.settings
     if not settings.is_fixed and settings.start == "random":
         with processes.in_turn():
-            return None, scan_pictures(opened, progress=progress)
-    straight = None if split.by_folds else split.train
-    if straight is not None and task.compared is not None:  # a triplet may hold training items
-        straight = np.setdiff1d(straight, task.compared.rows)
-    found = features_of(
-        for_inference(embedder).backbone,
-        task.whole,
-        straight=straight,
-        skip_unreadable=True,
-        num_workers=settings.num_workers,
-        progress=progress,
-    )
-    return found.values, report_on(opened, found.unreadable)
+            return [], scan_pictures(opened, progress=progress)
+    found = [
+        network_features(
+            network,
+            task.whole,
+            skip_unreadable=True,
+            num_workers=settings.num_workers,
+            progress=progress,
+        )
+        for network in for_inference(embedder).backbone.parts
+    ]
+    unreadable = {row: error for each in found for row, error in each.unreadable.items()}
+    return [each.values for each in found], report_on(opened, unreadable)
 
 
 def embed_all(task: Task, fit: Fit, x: Tensor | None, progress: Progress) -> tuple[Tensor, Tensor]:

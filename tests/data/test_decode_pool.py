@@ -47,10 +47,13 @@ def noise(height: int, width: int) -> Image.Image:
 
 def test_the_same_pixels_as_in_this_process(pool: DecodePool) -> None:
     content = saved(noise(50, 70), "PNG")
-    decoded = pool.decode(content, side=224, fit=FIT)
-    assert decoded.pixels is not None
-    np.testing.assert_array_equal(decoded.pixels, decode_resized(content, FIT))
-    assert pool.decode(content, side=224) == Decoded(None, decoded.content, "image/jpeg")
+    decoded = pool.decode(content, side=224, fits=[FIT])
+    np.testing.assert_array_equal(decoded.pixels, [decode_resized(content, FIT)])
+    assert pool.decode(content, side=224) == Decoded((), decoded.content, "image/jpeg")
+    other = Preprocessing(size=20, resize=40)
+    both = pool.decode(content, side=224, fits=[FIT, other]).pixels
+    for pixels, fit in zip(both, (FIT, other), strict=True):
+        np.testing.assert_array_equal(pixels, decode_resized(content, fit))
 
 
 @pytest.mark.parametrize("resize", [32, 110, 300])
@@ -60,9 +63,8 @@ def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(
 ) -> None:
     """JPEGs are decoded at reduced scale; what the thumbnail needs must not change it."""
     content, fit = saved(noise(*size), "JPEG"), Preprocessing(size=resize, resize=resize)
-    decoded = pool.decode(content, side=224, fit=fit)
-    assert decoded.pixels is not None
-    np.testing.assert_array_equal(decoded.pixels, decode_resized(content, fit))
+    decoded = pool.decode(content, side=224, fits=[fit])
+    np.testing.assert_array_equal(decoded.pixels, [decode_resized(content, fit)])
     shown = pool.decode(content, side=224)
     with Image.open(io.BytesIO(decoded.content)) as a, Image.open(io.BytesIO(shown.content)) as b:
         assert a.size == b.size  # the thumbnail is as large as without pixels
@@ -73,9 +75,9 @@ def test_errors_cost_no_process(pool: DecodePool) -> None:
     pool.start()
     process = process_of(pool)
     with pytest.raises(PictureError, match="not a picture"):
-        pool.decode(b"rubbish", side=224, fit=FIT)
+        pool.decode(b"rubbish", side=224, fits=[FIT])
     with pytest.raises(PictureError, match="too narrow"):
-        pool.decode(png(2_000, 1), side=224, fit=FIT)
+        pool.decode(png(2_000, 1), side=224, fits=[FIT])
     pool.decode(SMALL, side=224)
     assert process_of(pool) is process
 
@@ -86,7 +88,7 @@ def test_what_takes_too_long_is_killed(pool: DecodePool, monkeypatch: pytest.Mon
     process = process_of(pool)
     monkeypatch.setattr(decode_pool, "SECONDS", 0.05)
     with pytest.raises(PictureError, match="too slow"):
-        pool.decode(SLOW(), side=224, fit=FIT)
+        pool.decode(SLOW(), side=224, fits=[FIT])
     assert process.returncode == -9
     monkeypatch.setattr(decode_pool, "SECONDS", 60.0)
     assert pool.decode(SMALL, side=224).media == "image/png"
@@ -156,7 +158,7 @@ def test_whatever_a_process_answers_is_one_line(
 
     monkeypatch.setattr(subprocess, "Popen", hostile)
     with pytest.raises(PictureError, match="its decoder ended"):
-        pool.decode(SMALL, side=224, fit=FIT)
+        pool.decode(SMALL, side=224, fits=[FIT])
 
 
 @pytest.mark.slow

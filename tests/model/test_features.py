@@ -148,36 +148,20 @@ def test_what_was_computed_before_an_interruption_is_kept(
     assert counts == [10, 10, 10, 10]  # one of the last eleven is a copy
 
 
-def test_rows_that_are_learned_from_are_not_mirrored(
-    cache: Path, pictures: Collection, embedder: Embedder, computed: list[int]
-) -> None:
-    straight = cached_features(embedder, pictures)
-    embedder.backbone.mirror = True
-    both = cached_features(embedder, pictures)
-    mixed = cached_features(embedder, pictures, straight=np.arange(20))
-    assert embedder.backbone.mirror
-    assert torch.equal(mixed, torch.cat([straight[:20], both[20:]]))
-    assert not torch.equal(straight, both)
-    assert computed == [31, 31]  # each way once, whatever is asked later
-
-
 def test_pictures_that_can_not_be_decoded_are_reported_and_not_cached(
     cache: Path, pictures: Collection, embedder: Embedder
 ) -> None:
-    """Whether or not their rows are averaged with mirror images."""
-    embedder.backbone.mirror = True
-    straight = np.arange(10)
-    expected = cached_features(embedder, pictures, straight=straight)
+    expected = cached_features(embedder, pictures)
     for file in cache.glob("features-*.sqlite"):
         file.unlink()
     good = {row: pictures.paths[row].read_bytes() for row in (0, 17)}
     for row in good:
         pictures.paths[row].write_bytes(b"no picture")
     with pytest.raises(PictureError):
-        cached_features(embedder, pictures, straight=straight)
+        cached_features(embedder, pictures)
     backbone = for_inference(embedder).backbone
     for _ in range(2):  # computed, then read
-        found = features_of(backbone, pictures, straight=straight, skip_unreadable=True)
+        found = features_of(backbone, pictures, skip_unreadable=True)
         assert found.unreadable.keys() == good.keys()
         assert found.unreadable[17].reason == "not a picture"
         assert pictures.paths[17].name in str(found.unreadable[17])
@@ -185,7 +169,7 @@ def test_pictures_that_can_not_be_decoded_are_reported_and_not_cached(
         assert torch.equal(found.values[readable], expected[readable])
     for row, content in good.items():
         pictures.paths[row].write_bytes(content)
-    assert torch.equal(cached_features(embedder, pictures, straight=straight), expected)
+    assert torch.equal(cached_features(embedder, pictures), expected)
 
 
 def test_what_features_were_computed_of_is_scanned(

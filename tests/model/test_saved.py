@@ -173,14 +173,14 @@ def look(**changes: Any) -> dict[str, Any]:
     """The preprocessing of the model in `folder`, with changes."""
     embedder = build_embedder("convnet", dim=8)
     assert embedder.backbone.preprocessing is not None
-    return {"preprocessing": dataclasses.asdict(embedder.backbone.preprocessing) | changes}
+    return {"preprocessing": [dataclasses.asdict(embedder.backbone.preprocessing) | changes]}
 
 
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"format": 99}, "has format 99, expected 3; open it with the version"),
-        ({"format": 2}, "has format 2, expected 3; open it with the version"),
+        ({"format": 99}, "has format 99, expected 4; open it with the version"),
+        ({"format": 3}, "has format 3, expected 4; open it with the version"),
         ({"backbone": "convnot"}, "unknown backbone 'convnot'; did you mean 'convnet'"),
         ({"backbone": ["convnet"]}, "backbone is"),
         ({"dim": 10**8}, r"has \(8,\) for 'head.bias', expected \(100000000,\)"),
@@ -190,8 +190,8 @@ def look(**changes: Any) -> dict[str, Any]:
         ({"class_names": [1]}, "class_names is"),
         ({"class_names": "ab"}, "class_names is 'ab'"),
         ({"extra": []}, "extra is"),
-        ({"preprocessing": None}, "preprocessing does not fit convnet"),
-        ({"preprocessing": {"size": 3}}, "lacks resize"),
+        ({"preprocessing": []}, "preprocessing does not fit convnet"),
+        ({"preprocessing": [{"size": 3}]}, "lacks resize"),
         (look(size=0), "preprocessing that no backbone has"),
         (look(size=28.0), "size is 28.0"),
         (look(mode="RGB"), "preprocessing that no backbone has"),

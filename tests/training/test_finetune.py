@@ -231,10 +231,9 @@ def test_training_on_smaller_crops_is_searched_at_full_size(tmp_path: Path) -> N
     found = {}
     for size in (None, 20):
         run = nofuss.train(pictures(), out=tmp_path / f"{size}", train_size=size, **settings)
-        encoder = nofuss.load(run)
-        assert encoder.preprocessing is not None
-        assert encoder.preprocessing.train_size == size
-        found[size] = encoder.preprocessing.size, weights(run)
+        [look] = nofuss.load(run).preprocessing
+        assert look.train_size == size
+        found[size] = look.size, weights(run)
     assert found[None][0] == found[20][0]
     moved = [k for k, t in found[None][1].items() if not torch.equal(t, found[20][1][k])]
     assert any(name.startswith("backbone.") for name in moved)

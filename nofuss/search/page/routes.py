@@ -122,14 +122,13 @@ class Page:
     async def upload(self, request: Request) -> Response:
         """Return the neighbours of the picture in the body."""
         state = self.state
-        fit = state.encoder.preprocessing
-        if fit is None:
+        if not (fits := state.encoder.preprocessing):
             words = "this run embeds vectors, not pictures; search from one of its items"
             raise HTTPException(400, words)
         options = await self.ask(state, lambda: read_options(request.query_params, state))
         async with self.body(request, MAX_UPLOAD) as body:
             began = time.perf_counter()
-            seen = await self._decode(request, body, fit)
+            seen = await self._decode(request, body, fits)
         address = await run_sync(_embed, state, seen, limiter=self.embedding)
         spent = 1000 * (time.perf_counter() - began)
         query = query_of(address, state.encoder)  # as opened again
@@ -202,11 +201,11 @@ class Page:
             self.held -= len(body)
 
     async def _decode(
-        self, request: Request, source: Path | bytearray, fit: Preprocessing | None = None
+        self, request: Request, source: Path | bytearray, fits: Sequence[Preprocessing] = ()
     ) -> Decoded:
         def work() -> Decoded:
             content = read_item(source, limit=MAX_FILE) if isinstance(source, Path) else source
-            return self.pool.decode(content, side=SIDE, fit=fit)
+            return self.pool.decode(content, side=SIDE, fits=fits)
 
         async with self.decoding:
             if await request.is_disconnected():  # while it waited for others
@@ -316,7 +315,7 @@ def about(state: State, asked: Asked) -> dict[str, Any]:
         "columns": {name: kind for name, kind in index.about.types.items() if name != LABEL},
         "own_index": isinstance(index, FolderIndex),
         "classes": state.base.classes,
-        "pictures": state.encoder.preprocessing is not None,
+        "pictures": bool(state.encoder.preprocessing),
         "max_upload": MAX_UPLOAD,
         "most": MOST,
     }

@@ -165,7 +165,7 @@ class State:
 
     def picture(self, name: str) -> Path | Image.Image | None:
         """Return an item's picture, or the file that holds it; None where there is none."""
-        return None if self.encoder.preprocessing is None else self.base.pictures[name]
+        return self.base.pictures[name] if self.encoder.preprocessing else None
 
     @cached_property
     def map(self) -> dict[str, Any]:
