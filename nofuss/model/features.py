@@ -228,7 +228,8 @@ def multiplications(backbone: Backbone) -> int:
 
 
 def _speeds() -> Rows:
-    return Rows(f"speeds-{digest(f'{torch.__version__} {torch.get_num_threads()}'.encode())}")
+    made_of = f"{torch.__version__} {torch.get_num_threads()} threads"
+    return Rows(name_of("speeds", made_of.encode()))
 
 
 def _note_speed(backbone: Backbone, speed: float) -> None:
