@@ -101,7 +101,7 @@ def test_identity_returns_its_vectors() -> None:
     ("name", "options", "message"),
     [
         ("efficentnet-lite0", {}, r"unknown backbone .* did you mean 'efficientnet-lite0'\?"),
-        ("resnet", {}, r"choose from convnet, .*timm:NAME"),
+        ("resnet", {}, r"choose from clip-base, .*timm:NAME"),
         ("identity", {}, "dimension of the vectors"),
         ("identity", {"channels": 3, "weights": "a.pth"}, "has no parameters"),
         ("inception-bn", {}, "give the file of a BN-Inception checkpoint"),
