@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,10 +16,14 @@ from nofuss.errors import RunError, UsageError
 from nofuss.progress import Progress, silent
 
 if TYPE_CHECKING:  # functions import what they need, so that --help does not load torch
+    import numpy as np
+    from numpy.typing import NDArray
     from torch import Tensor
 
     from nofuss.evaluate.protocol import PerQuery
     from nofuss.run.directory import Run
+
+    BySeed = dict[int, Tensor]  # the scores of a method's queries, (Q,), for each seed
 
 TESTED = ("test", "query", "gallery")
 """The sides of the items that scores are of."""
@@ -99,20 +103,6 @@ def _points(ends: Sequence[float] | None) -> str:
     return "" if ends is None else f"{100 * ends[0]:+.2f} to {100 * ends[1]:+.2f}"
 
 
-@dataclass(frozen=True)
-class Method:
-    """Runs with equal settings but for the seed, and the scores of their queries."""
-
-    name: str
-    runs: list[str]
-    seeds: list[int]
-    queries: list[PerQuery]
-
-    def scores(self, score: str) -> list[Tensor]:
-        """Return the score of each query, (Q,), for each run."""
-        return [each.recall1 if score == "recall@1" else each.map_at_r for each in self.queries]
-
-
 def compare_runs(
     runs: Sequence[Path],
     *,
@@ -122,6 +112,7 @@ def compare_runs(
 ) -> dict[str, Any]:
     """Return the differences from the first run, with 95% intervals."""
     import numpy as np
+    import torch
 
     from nofuss.run.directory import Run
 
@@ -129,29 +120,39 @@ def compare_runs(
     groups = _same_but_for_the_seed(opened)
     if len(groups) < 2:
         raise UsageError("the runs differ in their seed alone, so there is nothing to compare")
+    largest = None
     if data is None:
-        queries, what, by_class = _on_own_classes(opened)
+        queries, what, largest = _on_own_classes(opened)
     else:
         queries, what = _on_data(opened, data, device, progress), str(data)
-        by_class = False
-    methods = [
-        Method(
-            name,
-            [str(runs[i]) for i in rows],
-            [opened[i].config.seed for i in rows],
-            [queries[i] for i in rows],
-        )
-        for name, rows in groups.items()
-    ]
-    found = _compare(methods, largest=1.0 if by_class else None)
-    classes = len(np.unique(queries[0].labels))
-    return {"data": what, "queries": len(queries[0].rows), "classes": classes, "methods": found}
+    labels = queries[0].labels
+    methods: list[dict[str, Any]] = []
+    first: dict[str, BySeed] = {}
+    for name, rows in groups.items():
+        method: dict[str, Any] = {"name": name, "runs": [str(runs[i]) for i in rows]}
+        for score in SCORES:
+            ours = {opened[i].config.seed: _scores(queries[i], score) for i in rows}
+            method[score] = {"mean": float(torch.stack([*ours.values()]).mean())}
+            if methods:
+                gap = _difference(ours, first[score], labels, largest=largest)
+                method[score]["difference"] = gap
+            else:
+                first[score] = ours
+        methods.append(method)
+    counts = {"queries": len(queries[0].rows), "classes": len(np.unique(labels))}
+    return {"data": what, **counts, "methods": methods}
 
 
-def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
+def _scores(queries: PerQuery, score: str) -> Tensor:
+    """Return the score of each query, (Q,)."""
+    return queries.recall1 if score == "recall@1" else queries.map_at_r
+
+
+def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, float | None]:
     """Score the runs on classes that they have not learned from, which must be the same.
 
-    The last value says whether the scores of single queries are the means of their classes.
+    The last value is the largest difference of a query, where it can't be seen from the scores:
+    those of folds are means of classes.
     """
     import numpy as np
     import torch
@@ -172,7 +173,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
                 "data and --test-fraction, or add --data DATA"
             )
     if not what[0]:
-        return _by_folds(runs), "every class, by models that have not seen it", True
+        return _by_folds(runs), "every class, by models that have not seen it", 1.0
     classes = [label for label, _, _ in what[0] if label is not None]
     if len(classes) < len(what[0]):
         raise RunError(
@@ -185,7 +186,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, bool]:
         vectors = torch.stack([item.vector for item in own if item.vector is not None])
         asked, asked_labels, options = among_sides(vectors, labels, sides)
         queries.append(per_query(asked, asked_labels, **options))
-    return queries, "their test classes", False
+    return queries, "their test classes", None
 
 
 def _by_folds(runs: Sequence[Run]) -> list[PerQuery]:
@@ -265,34 +266,20 @@ def _settings(config: Settings) -> dict[str, Any]:
     return {name: value for name, value in to_json(config).items() if name not in aside}
 
 
-def _compare(methods: Sequence[Method], *, largest: float | None) -> list[dict[str, Any]]:
-    """Score every method, and its difference from the first."""
-    import torch
-
-    found: list[dict[str, Any]] = []
-    for method in methods:
-        row: dict[str, Any] = {"name": method.name, "runs": method.runs}
-        for score in SCORES:
-            row[score] = {"mean": float(torch.stack(method.scores(score)).mean())}
-            if found:
-                row[score]["difference"] = _difference(method, methods[0], score, largest)
-        found.append(row)
-    return found
-
-
-def _difference(method: Method, first: Method, score: str, largest: float | None) -> dict[str, Any]:
+def _difference(
+    ours: BySeed, theirs: BySeed, labels: NDArray[np.generic], *, largest: float | None
+) -> dict[str, Any]:
     """Compare the trainings of common seeds, if there are two or more; else all."""
     import torch
 
     from nofuss.evaluate.intervals import SeededDifference, paired_difference, t_interval
 
-    ours, theirs = (dict(zip(m.seeds, m.scores(score), strict=True)) for m in (method, first))
     common = sorted(ours.keys() & theirs.keys())
     over_seeds = t_interval([float((ours[s] - theirs[s]).mean()) for s in common])
     a, b = (
         torch.stack([scores[s] for s in (common if over_seeds else scores)]).mean(0)
         for scores in (ours, theirs)
     )
-    gap = paired_difference(a, b, method.queries[0].labels, largest=largest)
+    gap = paired_difference(a, b, labels, largest=largest)
     found = SeededDifference(gap.mean, over_seeds, (gap.low, gap.high))
     return asdict(found) | {"paired_seeds": common, "verdict": found.verdict}

@@ -11,9 +11,8 @@ import torch
 
 from nofuss import Index, train
 from nofuss.cli import main
-from nofuss.commands.compare import Method, _compare, _same_but_for_the_seed
+from nofuss.commands.compare import _difference, _same_but_for_the_seed
 from nofuss.evaluate import paired_difference, per_query
-from nofuss.evaluate.protocol import PerQuery
 from nofuss.files import read_json, write_json
 from nofuss.run.directory import Run
 from tests.asked import settings_of
@@ -203,14 +202,11 @@ def test_seeds_that_only_one_method_has_are_not_in_the_difference() -> None:
     """One training of the first went wrong, with a seed that the other was not trained with."""
     labels = np.repeat(np.arange(30), 10)
 
-    def scores(hits: int) -> PerQuery:
-        found = (torch.arange(300) * 7 % 300 < hits).double()
-        return PerQuery(torch.arange(300), labels, found, found.clone())
+    def scores(hits: int) -> torch.Tensor:
+        return (torch.arange(300) * 7 % 300 < hits).double()
 
-    first = Method("a", ["a0", "a1", "a7"], [0, 1, 7], [scores(180), scores(180), scores(60)])
-    second = Method("b", ["b0", "b1"], [0, 1], [scores(174), scores(175)])
-    _, row = _compare([first, second], largest=None)
-    found = row["recall@1"]["difference"]
+    first = {0: scores(180), 1: scores(180), 7: scores(60)}
+    found = _difference({0: scores(174), 1: scores(175)}, first, labels, largest=None)
     assert found["mean"] == pytest.approx((174.5 - 180) / 300)
     for low, high in (found["over_seeds"], found["over_classes"]):
         assert low < found["mean"] < high
