@@ -81,7 +81,7 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         return self
 
     def _checked(self, X: NDArray[np.float32], labels: NDArray[np.int64]) -> Settings:
-        """Return the settings; ValueError if they, or the numbers in X, can't be trained with."""
+        """Return the settings; raise ValueError if they or the values of X can't be used."""
         asked = Options(
             dim=self.dim,
             head=None if self.head == "auto" else self.head,  # type: ignore[arg-type]

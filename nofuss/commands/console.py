@@ -32,9 +32,9 @@ out = Console(highlight=False, soft_wrap=True, emoji=False)
 err = Console(highlight=False, soft_wrap=True, emoji=False, stderr=True)
 
 LONG = 2.0
-"""Seconds from which on work is mentioned in a pipe; with --verbose everywhere, afterwards."""
+"""Seconds after which work is reported in a pipe; with --verbose everywhere, when it is done."""
 MANY = 20
-"""Pieces of work from which on there is a rate."""
+"""Number of pieces of work from which a rate is shown."""
 STARTING = "starting"
 EVERY = 10.0
 """Seconds between lines about the same work in a pipe."""
@@ -94,7 +94,7 @@ def _print(screen: Console, line: str, style: str = "") -> None:
 
 
 def _started() -> None:
-    """Note that something was printed: the program no longer starts, and is not silent."""
+    """Record that something was printed: the program has started, and is not silent."""
     if _display is not None:
         _display.spoke = time.monotonic()
         _display.forget(STARTING)
@@ -105,7 +105,7 @@ def _started() -> None:
 
 @contextmanager
 def speaking(*, as_json: bool = False, aloud: bool = True, verbose: bool = False) -> Iterator[None]:
-    """Show records of the logger "nofuss" and `progress`; beside JSON on standard error.
+    """Show records of the logger "nofuss" and `progress`; on standard error if JSON is printed.
 
     aloud: whether this process prints at all; of several under torchrun one does. verbose: also
     what explains the results, and how long each work took.

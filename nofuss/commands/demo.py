@@ -32,10 +32,10 @@ def main(
     from nofuss.training.train import run_training
 
     console.say(
-        "The built-in set: characters in the typefaces of matplotlib; a class is a character."
+        "Data: the built-in characters, drawn in matplotlib's typefaces; each character is a class."
     )
     console.say(
-        "Half of the characters are for training. The other half is not seen until the end."
+        "Half of the characters are used for training; the others are not seen until the end."
     )
     options = Options(out=out, epochs=epochs, seed=seed)
     path = run_training(options, callback=console.TrainingDisplay())
@@ -60,7 +60,7 @@ def _show_a_search(run: Path, *, seed: int) -> None:
     index = Index.build(vectors, names=names, labels=labels)
     queries = np.random.default_rng(seed).choice(len(test), 5, replace=False)
     found = index.search(index.vectors[queries], 9)
-    console.say(f"a search among {len(test):,} pictures of unseen characters in many typefaces:")
+    console.say(f"Nearest neighbours among {len(test):,} pictures of unseen characters:")
     for query, hits in zip(queries, found, strict=True):
         name, label = test[query].name, test[query].label
         near = index.get([other for other in hits.names if other != name])

@@ -50,7 +50,7 @@ def entry(
     start = mean(page.recalls(runner.run({"": starts_of(source)})[""]))
     rival = mean(page.recalls(beside[best]))
     word, sentence = verdict(curves, METHODS[best], beside[best])
-    levels = {METHODS[best]: rival, "where all start": start}
+    levels = {METHODS[best]: rival, "before training": start}
     found = {way: page.summaries(curve) for way, curve in curves.items()}
     values: dict[str, Any] = {"recall@1": found if assignment == "dynamic" else found[""]}
     values |= {"best_baseline": {best: rival}, "start": start}

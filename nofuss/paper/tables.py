@@ -27,7 +27,7 @@ Pairs = Mapping[tuple[str, str], SeededDifference]
 
 def entry(runner: Runner) -> page.Entry:
     """Return the table, the order of the methods, and the paper's numbers."""
-    source, start = runner.source, "where all start"
+    source, start = runner.source, "before training"
     seeds = {m: runner.seeds(m) for m in NAMES}
     untrained = starts_of(source, "untrained")[:1]
     results = runner.run({start: starts_of(source), **seeds, "": untrained})
@@ -114,5 +114,11 @@ def _pair_table(pairs: Pairs, further: Mapping[str, SeededDifference]) -> page.T
         [name, page.signed(d.mean), page.span(d.over_seeds), page.span(d.over_classes), word]
         for name, d, word in compared
     ]
-    head = ["the paper's better − worse", "difference of R@1", "95%, seeds", "95%, classes", "so"]
+    head = [
+        "better − worse in the paper",
+        "difference of R@1",
+        "95%, seeds",
+        "95%, classes",
+        "verdict",
+    ]
     return page.Table("The paper's order, pair by pair", head, rows)

@@ -1,4 +1,4 @@
-"""What training tells, and whom: the terminal, TensorBoard and the user's function hear the same.
+"""Events of training, which the terminal, TensorBoard and the user's function receive alike.
 
 `nofuss.train(…, callback=function)` calls the function with an `Event`
 
@@ -8,8 +8,8 @@
     epoch     after each epoch: the row of metrics.jsonl
     end       once, with the scores on unseen classes, when everything is written
 
-Of folds there is progress only, and where nothing is trained there are no steps. Under torchrun the
-first process calls, the others do not.
+Folds report progress only, and where nothing is trained there are no steps. Under torchrun only the
+first process calls the function.
 """
 
 import logging
@@ -54,10 +54,10 @@ Callback = Callable[[Event], None]
 
 
 class Control:
-    """How training is watched and stopped from outside, and where it saves; by default not at all.
+    """Callbacks, stop signal, checkpoints and device of a training; by default none of them.
 
-    functions: are called with every event; of several processes the first alone calls them.
-    run: events name it, and it has checkpoints; else these have a folder of their own, or none.
+    functions: called with every event; of several processes only the first calls them.
+    run: named in events, and holds the checkpoints; without it `checkpoints` is their folder.
     device: where a head is trained.
     """
 
@@ -91,11 +91,11 @@ class Control:
             function(Event(kind, self.run, self.step, self.epoch, dict(values)))
 
     def progress(self, what: str, done: int, total: int) -> None:
-        """Tell how far something is; a `nofuss.progress.Progress`."""
+        """Report how far something is; a `nofuss.progress.Progress`."""
         self.tell("progress", {"what": what, "done": done, "total": total})
 
     def quiet(self) -> "Control":
-        """Return the same for a training within another one: nobody watches, nothing is saved."""
+        """Return the control of a training within this one, without callbacks and checkpoints."""
         return Control(stop=self.stop, device=self.device)
 
 
@@ -139,7 +139,7 @@ def stop_on_signals() -> Iterator[Callable[[], bool]]:
 
 
 class TensorBoard:
-    """Write events as scalars for TensorBoard; DIR/NAME holds one run, to lie over others."""
+    """Write events as scalars for TensorBoard, each run to its own folder DIR/NAME."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -161,8 +161,8 @@ class TensorBoard:
             self._settings = event.values
             return
         if self._writer is None:
-            # A resumed run repeats the steps after its checkpoint: the first of them replaces all.
-            # One that only had to be scored repeats none.
+            # A resumed run repeats the steps after its checkpoint, so their scalars are purged.
+            # A run that only had to be scored repeats none.
             again = event.step + (event.kind == "end")
             where = self.folder / event.run.resolve().name
             self._writer = self._open(str(where), purge_step=again)

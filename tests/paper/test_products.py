@@ -43,7 +43,7 @@ def test_the_table_of_products(miniature: Path, capsys: pytest.CaptureFixture[st
     ]
     scores = entries[0]["tables"][0]
     assert scores["head"] == ["%", "R@1", "R@10", "R@100", "R@1000", "NMI"]
-    assert len(scores["rows"]) == 7 + 2  # methods; raw pixels and where all start
+    assert len(scores["rows"]) == 7 + 2  # methods; raw pixels and before training
     assert {row[0] for row in scores["rows"]} >= {"Proxy-NCA++", "Lifted structure"}
     assert len(entries[1]["figures"]) == 2
     report = (miniature / "out" / "report.html").read_text()
