@@ -28,7 +28,7 @@ from nofuss.search.page.state import open_state
 from nofuss.search.update import update_index
 from nofuss.search.verdict import calibrated
 from tests.search.serving import Answer, Server, serving
-from tests.search.test_server import encode
+from tests.search.page.test_server import encode
 from tests.tiny_run import draw
 
 JSON = {"Content-Type": "application/json"}

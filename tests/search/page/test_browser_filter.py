@@ -13,7 +13,7 @@ from selenium.webdriver.common.keys import Keys
 from nofuss.search.update import update_index
 from tests.browser import complaints
 from tests.search.serving import Server, serving
-from tests.search.test_page import wait
+from tests.search.page.test_browser import wait
 from tests.tiny_run import train_pictures
 
 HOSTILE = "<b onclick=alert(1)>"
