@@ -14,14 +14,14 @@ from nofuss.errors import UsageError
 from nofuss.search import Index
 from nofuss.search.update import update_index
 from nofuss.training.train import run_training
-from tests.tiny_run import draw, train_pictures
+from tests.tiny_run import draw
 from tests.training import equal_training as trainings
 from tests.training.equal_losses import check_losses, check_wrapped_criteria
 from tests.training.together import fork_together
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 2, 3])
 def test_losses_and_gradients_are_those_of_one_process(count: int) -> None:
     """To 1e-6 in double precision, for every loss and assignment; 7 classes divide by none."""
     fork_together(count, check_losses)
@@ -32,7 +32,7 @@ def test_criteria_under_ddp_agree_on_proxies_or_refuse() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("count", [2, 3])
 def test_weights_after_training_are_those_of_one_process(count: int) -> None:
     fork_together(count, trainings.check_training)
 
@@ -66,9 +66,12 @@ def test_words(count: int) -> None:
 
 
 @pytest.mark.slow
-def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> None:
+def test_evaluate_embed_and_index_are_those_of_one_process(
+    picture_run: Path, tmp_path: Path
+) -> None:
     """Of pictures, one of which can't be read: the same scores, vectors and index."""
-    run, more = train_pictures(tmp_path), tmp_path / "more" / "new"
+    run = Path(shutil.copytree(picture_run, tmp_path / "run"))
+    data, more = picture_run.parent / "data", tmp_path / "more" / "new"
     more.mkdir(parents=True)
     for number in range(7):
         draw(number % 6, 50 + number).save(more / f"{number}.png")
@@ -78,9 +81,7 @@ def test_evaluate_embed_and_index_are_those_of_one_process(tmp_path: Path) -> No
     shutil.copytree(run / "index", tmp_path / "before")
     for count in (1, 3):
         fork_together(count, partial(evaluate.main, run))
-        fork_together(
-            count, partial(embed.main, run, tmp_path / "data", out=tmp_path / f"{count}.npz")
-        )
+        fork_together(count, partial(embed.main, run, data, out=tmp_path / f"{count}.npz"))
         fork_together(count, lambda: update_index(run, more.parent) and None)
         index = Index.load(run / "index")
         assert len(index) == trained + 6

@@ -21,7 +21,6 @@ from nofuss.model.saved import model_files
 from nofuss.report.card import public_config, without_places
 from tests.asked import settings_of
 from tests.model.hub_stand_in import TOKEN, Hub, Repository, serving
-from tests.tiny_run import train_vectors
 
 huggingface_hub = pytest.importorskip("huggingface_hub", reason="needs pip install 'nofuss[hub]'")
 
@@ -33,8 +32,8 @@ def hub() -> Iterator[Hub]:
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train_vectors(tmp_path_factory.mktemp("secret place"))
+def run(vector_run: Path) -> Path:
+    return vector_run
 
 
 @pytest.fixture(scope="module")
@@ -127,9 +126,8 @@ def test_what_is_pushed(hub: Hub, run: Path, address: Address) -> None:
     # The weights of a former model are gone; what somebody else put there stays.
     again = hub.repositories["user/again"].commits[-1][1]
     assert again.keys() == files.keys() | {"notes.md"}
-    for name, content in files.items():  # no place on this machine
-        assert b"secret place" not in content, name
-        assert str(run.parent).encode() not in content, name
+    for name, content in files.items():
+        assert str(run.parent).encode() not in content, f"{name} tells a place on this machine"
     assert json.loads(files["config.json"])["data"] == "data.npz"
     assert set(hub.told_storage) == {None}  # the token is for the Hub, not for its storage
 
@@ -177,14 +175,14 @@ def test_loaded_is_what_was_pushed_also_without_a_network(
         assert code == 1
         lines = [line for line in said.splitlines() if line != "starting …"]  # a slow machine
         assert len(lines) == 1, said
-    cures = ["hf auth login", "it has no such revision", "hf auth login", "hf auth login"]
+    cures = ["hf auth login", "revision", "hf auth login", "hf auth login"]
     assert all(cure in said for cure, (_, said) in zip(cures, found[1:], strict=True))
     # Nobody answers on port 1: the cache has it, by name and by commit, and nothing else.
     unreachable = env | {"HF_ENDPOINT": "http://127.0.0.1:1"}
     found = driven(unreachable, "hf://user/coins", str(address), embedding("hf://user/hidden"))
     assert found[:2] == [(str(address), expected)] * 2
     assert found[2][0] == 1
-    assert "can't reach http://127.0.0.1:1, and it is not in the cache" in found[2][1]
+    assert "http://127.0.0.1:1" in found[2][1]
 
 
 @pytest.mark.slow
@@ -200,7 +198,7 @@ def test_what_does_not_fit_its_checksums_is_refused(
         found = driven(env, embedding(address), embedding(address))
         for code, said in found:  # damaged on the way; then from the cache
             assert code == 1
-            assert "is damaged (its checksum differs); restore it, or delete" in said
+            assert "is damaged" in said
         words = found[0][1].split()
         shutil.rmtree(words[words.index("delete") + 1])
         (source, _), (code, said) = driven(env, str(address), embedding("hf://user/coins"))
@@ -209,7 +207,7 @@ def test_what_does_not_fit_its_checksums_is_refused(
         assert repository.commits.pop()[0] == newer
     assert source == str(address)  # still the commit that was asked for
     assert code == 1  # the newest commit does not fit its checksum
-    assert "model/model.json is damaged (its checksum differs)" in said
+    assert "model/model.json is damaged" in said
 
 
 @pytest.mark.slow

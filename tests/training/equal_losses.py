@@ -64,23 +64,23 @@ def maker(loss: type[ProxyLoss], classes: int, options: dict[str, Any]) -> Make:
     return lambda **more: loss(classes, DIM, seed=1, **options, **more)
 
 
-def both(make: Make, labelled: bool, dtype: torch.dtype, rel: float, *, sharded: bool) -> None:
+def both(make: Make, labelled: bool, *, sharded: bool) -> None:
     """Loss, gradients of the model and of the proxies: alone and together."""
     generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(BATCH, WIDTH, generator=generator, dtype=dtype)
+    inputs = torch.randn(BATCH, WIDTH, generator=generator, dtype=torch.float64)
     labels = torch.randint(7, (BATCH,), generator=generator) if labelled else None
     with processes.alone():
-        expected = one_step(make().to(dtype), inputs, labels)
+        expected = one_step(make().double(), inputs, labels)
     criterion = make(sharded=True) if sharded else make()
-    found = one_step(criterion.to(dtype), inputs, labels)
-    close(found[0], expected[0], rel * expected[0].abs())
+    found = one_step(criterion.double(), inputs, labels)
+    close(found[0], expected[0], 1e-6 * expected[0].abs())
     largest = max(gradient.abs().max() for gradient in expected[1].values())
     for name, gradient in expected[1].items():
         own = found[1][name]
         if sharded and name == "proxies":
             assert len(own) < len(gradient) or processes.world() == 1
             gradient = gradient[criterion.shard.rows]  # type: ignore[index, union-attr]
-        close(own, gradient, rel * largest)
+        close(own, gradient, 1e-6 * largest)
 
 
 def one_step(
@@ -104,12 +104,12 @@ def close(a: Tensor, b: Tensor, error: Tensor) -> None:
     assert found <= error + 1e-14, f"{found} off, {error} allowed"
 
 
-def check_losses(dtype: torch.dtype = torch.float64, rel: float = 1e-6) -> None:
+def check_losses() -> None:
     """All of them, as one of several processes; what can't be sharded says so."""
     for name, make, labelled, shards in cases():
         for sharded in (True, False) if shards else (False,):
             try:
-                both(make, labelled, dtype, rel, sharded=sharded)
+                both(make, labelled, sharded=sharded)
             except AssertionError as error:
                 raise AssertionError(f"{name}, sharded={sharded}: {error}") from error
         if not shards and name not in INSTANCE_LOSSES:

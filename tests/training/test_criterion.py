@@ -12,7 +12,6 @@ from nofuss.losses import (
     PROXY_LOSSES,
     ProxyNCA,
     ProxyNCAPlusPlus,
-    StructuredClustering,
 )
 from nofuss.model.whitening import pca
 from nofuss.proxies.assignment import Balanced, Dynamic, Fractional, Several
@@ -104,12 +103,6 @@ def test_every_instance_loss_by_name(name: str) -> None:
     assert not list(criterion.parameters())
 
 
-def test_gamma_decays_in_training_as_in_the_paper() -> None:
-    criterion = criterion_of(loss="clustering")
-    assert isinstance(criterion, StructuredClustering)
-    assert criterion.gamma_decay == 0.94
-
-
 def test_options_reach_the_loss() -> None:
     assert criterion_of(scale=5.0).scale == 5
     assert criterion_of(free_norms=True).scale is None
@@ -122,6 +115,7 @@ def test_options_reach_the_loss() -> None:
     assert isinstance(dynamic, Dynamic)
     assert criterion_of(assignment="matched").assignment.matched
     assert isinstance(criterion_of(assignment="balanced").assignment, Balanced)
+    assert criterion_of(loss="clustering").gamma_decay == 0.94  # as in the paper
 
 
 def test_the_seed_decides_the_first_proxies() -> None:

@@ -162,17 +162,6 @@ def test_features_from_centre_activations_are_the_network_s(mirror: bool) -> Non
     torch.testing.assert_close(top_features(embedder, 2, kept), expected, rtol=5e-3, atol=5e-3)
 
 
-@pytest.mark.slow
-def test_every_stage_is_the_whole_network_and_can_be_resumed(tmp_path: Path) -> None:
-    settings = SETTINGS | {"unfreeze": "4", "views": None}
-    run = tmp_path / "run"
-    nofuss.train(pictures(), out=run, **settings)
-    kept = json.loads((run / "config.json").read_text())
-    assert (kept["unfreeze"], kept["views"]) == ("all", 1)
-    (run / "report.html").unlink()
-    nofuss.train(pictures(), out=run, resume=True)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

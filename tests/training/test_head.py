@@ -239,13 +239,6 @@ def test_too_few_classes_for_folds() -> None:
     assert fit_head(x, labels, settings(epochs=2)).choice.kept == TRAINED
 
 
-def test_classes_of_one_item() -> None:
-    x = torch.randn(12, 5, generator=torch.Generator().manual_seed(0))
-    fit = fit_head(x, torch.arange(12), settings())
-    assert (fit.choice.kept, fit.choice.folds) == (CLOSED, 0)
-    assert fit.embed(x).isfinite().all()
-
-
 def test_features_of_rank_one() -> None:
     g = torch.Generator().manual_seed(0)
     labels = torch.arange(20).repeat_interleave(10)

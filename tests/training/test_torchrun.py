@@ -67,11 +67,6 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(model_files(run / "model")[1])
 
 
-def test_losses_gradients_and_weights_are_those_of_one_process(tmp_path: Path) -> None:
-    """One step in float32 to 1e-5; a training in double, batch norm frozen, to 1e-6."""
-    run_to_the_end(torchrun(2, str(HERE / "in_torchrun.py")), tmp_path)
-
-
 def test_the_run_is_that_of_one_process(data: Path, whole: Path, tmp_path: Path) -> None:
     """The same files; weights after 270 steps in single precision to 1e-4, the same scores."""
     single = [sys.executable, "-m", "nofuss", *train_command(data, tmp_path / "run")]

@@ -13,9 +13,9 @@ from selenium.webdriver.remote.webelement import WebElement
 from nofuss.search.feedback import Mark, append, read_feedback
 from nofuss.search.index import key_of
 from tests.browser import complaints
-from tests.search.serving import Server
-from tests.search.page.test_labels import tell
 from tests.search.page.test_browser import cards, find, png, script, shown_items, title, wait
+from tests.search.page.test_labels import tell
+from tests.search.serving import Server
 
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 

@@ -12,8 +12,8 @@ from selenium.webdriver.common.keys import Keys
 
 from nofuss.search.update import update_index
 from tests.browser import complaints
-from tests.search.serving import Server, serving
 from tests.search.page.test_browser import wait
+from tests.search.serving import Server, serving
 from tests.tiny_run import train_pictures
 
 HOSTILE = "<b onclick=alert(1)>"

@@ -27,8 +27,8 @@ from nofuss.search.page.server import build_app
 from nofuss.search.page.state import open_state
 from nofuss.search.update import update_index
 from nofuss.search.verdict import calibrated
-from tests.search.serving import Answer, Server, serving
 from tests.search.page.test_server import encode
+from tests.search.serving import Answer, Server, serving
 from tests.tiny_run import draw
 
 JSON = {"Content-Type": "application/json"}

@@ -17,8 +17,8 @@ import pytest
 from nofuss.errors import UsageError
 from nofuss.search.page.guard import AT_ONCE, read_origin
 from nofuss.search.page.server import serve
-from tests.search.serving import Answer, Server, serving
 from tests.search.page.test_server import encode
+from tests.search.serving import Answer, Server, serving
 
 DOCS = Path(__file__).parents[3] / "docs" / "photos.md"
 NAME = "photos.example"
