@@ -164,7 +164,6 @@ assert not heavy, heavy
         ("train {home}/photos --backbone identity", "--backbone"),
         ("train {home}/photos --weights x.pt", "x.pt"),
         ("train {home}/vectors.npz --resume", "--out"),
-        ("train --test-fraction 0.3", "split"),
         ("train --resume --out {home}", "{home}"),
         ("evaluate {home}/none", "{home}/none"),
         ("embed {home} {home}/photos --out x.txt", ".safetensors"),

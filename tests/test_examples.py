@@ -64,6 +64,7 @@ def test_mlflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert stored.params["epochs"] == "1"
 
 
+@pytest.mark.slow
 def test_rendered_objects(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every class has pictures, and they are the same each time."""
     module = example("rendered_objects", monkeypatch)

@@ -174,6 +174,7 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / NAME
 
 
+@pytest.mark.slow
 def test_no_command_lets_them_through(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:

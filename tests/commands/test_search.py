@@ -169,6 +169,7 @@ def write_plain(folder: Path, colours: dict[str, tuple[int, int, int]], *, sprea
     return folder
 
 
+@pytest.mark.slow
 def test_nothing_similar(run: Path, tmp_path: Path, capsys: Capture) -> None:
     """Calibrated on the index, again whenever it changes."""
     colours = {str(c): c for c in np.ndindex(2, 2, 2)}

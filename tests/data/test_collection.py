@@ -96,7 +96,7 @@ def test_a_torch_dataset_brings_its_labels() -> None:
     assert [collection.class_names[label] for label in collection.labels] == ["5", "9", "5", "2"]
     part = collection.subset([3, 0])
     assert [float(part.dataset[i][0]) for i in range(2)] == [3, 0]
-    with pytest.raises(DataError, match="3 labels for a dataset of 4 items"):
+    with pytest.raises(DataError, match=r"3 labels .* 4 items"):
         from_dataset(pairs, labels=[0, 1, 2])
     with pytest.raises(DataError, match="map-style"):
         from_dataset(iter(pairs))

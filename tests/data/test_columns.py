@@ -70,6 +70,7 @@ def test_a_table_keeps_its_further_columns(run: Path) -> None:
     assert data.fingerprint() == open_data(write_table(run, price="{}")).fingerprint()
 
 
+@pytest.mark.slow
 def test_search_filters_and_shows_columns(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = write_table(run)
     picture = str(run.parent / "data" / "plain" / "again.png")

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -45,6 +46,7 @@ def noise(height: int, width: int) -> Image.Image:
     return Image.fromarray(random.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
+@pytest.mark.slow
 def test_the_same_pixels_as_in_this_process(pool: DecodePool) -> None:
     content = saved(noise(50, 70), "PNG")
     decoded = pool.decode(content, side=224, fits=[FIT])
@@ -56,18 +58,15 @@ def test_the_same_pixels_as_in_this_process(pool: DecodePool) -> None:
         np.testing.assert_array_equal(pixels, decode_resized(content, fit))
 
 
-@pytest.mark.parametrize("resize", [32, 110, 300])
-@pytest.mark.parametrize("size", [(1000, 700), (300, 260), (120, 2000)])
-def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(
-    pool: DecodePool, resize: int, size: tuple[int, int]
-) -> None:
+@pytest.mark.slow
+def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(pool: DecodePool) -> None:
     """JPEGs are decoded at reduced scale; what the thumbnail needs must not change it."""
-    content, fit = saved(noise(*size), "JPEG"), Preprocessing(size=resize, resize=resize)
-    decoded = pool.decode(content, side=224, fits=[fit])
-    np.testing.assert_array_equal(decoded.pixels, [decode_resized(content, fit)])
-    shown = pool.decode(content, side=224)
-    with Image.open(io.BytesIO(decoded.content)) as a, Image.open(io.BytesIO(shown.content)) as b:
-        assert a.size == b.size  # the thumbnail is as large as without pixels
+    for size, resize in product([(1000, 700), (300, 260), (120, 2000)], [32, 110, 300]):
+        content, fit = saved(noise(*size), "JPEG"), Preprocessing(size=resize, resize=resize)
+        decoded, shown = (pool.decode(content, side=224, fits=fits) for fits in ([fit], []))
+        np.testing.assert_array_equal(decoded.pixels, [decode_resized(content, fit)])
+        sides = [Image.open(io.BytesIO(each.content)).size for each in (decoded, shown)]
+        assert sides[0] == sides[1], "the thumbnail is as large as without pixels"
 
 
 @pytest.mark.slow
@@ -175,6 +174,7 @@ def test_memory_and_files_are_limited(tmp_path: Path) -> None:
     assert under_limits("open('x', 'w').write('x' * 9999)").returncode != 0
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_what_takes_too_much_memory_is_refused(pool: DecodePool) -> None:
     pool.start()
@@ -185,6 +185,7 @@ def test_what_takes_too_much_memory_is_refused(pool: DecodePool) -> None:
     assert process_of(pool) is process
 
 
+@pytest.mark.slow
 def test_a_folder_of_pictures_is_no_place_for_code(
     pool: DecodePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

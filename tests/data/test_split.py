@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nofuss.data.collection import Collection, compact_labels
-from nofuss.data.split import split_classes, split_collection
-from nofuss.errors import DataError
+from nofuss.data.open import TrainingData
+from nofuss.data.split import split_classes, split_collection, split_of
+from nofuss.errors import DataError, UsageError
+from tests.asked import settings_of
 
 some_labels = st.lists(st.integers(0, 9), min_size=2, max_size=60).filter(lambda y: len(set(y)) > 1)
 
@@ -46,7 +48,7 @@ def test_the_seed_decides_which_classes_are_held_out() -> None:
 
 
 def test_one_class_can_not_be_split() -> None:
-    with pytest.raises(DataError, match="1 class can't be split by class"):
+    with pytest.raises(DataError, match="1 class"):
         split_collection(collection([3, 3, 3]))
     with pytest.raises(ValueError, match=r"fraction is 1.5"):
         split_classes([0, 1], fraction=1.5)
@@ -56,8 +58,10 @@ def test_the_datas_own_split_is_used_and_shared_classes_are_refused() -> None:
     own = collection([0, 1, 2, 2], ["train", "train", "test", "test"])
     assert split_collection(own, seed=5)[0].tolist() == [0, 1]
     shared = collection([0, 1, 1, 2], ["train", "train", "test", "test"])
-    with pytest.raises(DataError, match=r"1 classes are in both train and test \(class 1\)"):
+    with pytest.raises(DataError, match=r"1 classes .*\(class 1\)"):
         split_collection(shared)
     assert split_collection(shared, allow_shared=True)[1].tolist() == [2, 3]
-    with pytest.raises(DataError, match="no items for testing"):
+    with pytest.raises(DataError, match="testing"):
         split_collection(collection([0, 1], ["train", "train"]))
+    with pytest.raises(UsageError, match=r"--test-fraction 0\.3"):
+        split_of(TrainingData(own, None, None, ""), settings_of(test_fraction=0.3))

@@ -87,7 +87,7 @@ def test_three_percent_of_wrong_links_do_not_join_classes() -> None:
 
 
 def test_rows_beyond_the_items_are_refused() -> None:
-    with pytest.raises(ValueError, match="links reach from 0 to 9, expected 0 to 5"):
+    with pytest.raises(ValueError, match="0 to 9"):
         linked_groups([[0, 9]], 6)
 
 
@@ -151,13 +151,11 @@ def test_triplets_can_be_learned_as_they_are() -> None:
     grouped, asked = triplets(), replace(GROUPED, assignment="dynamic")
     bare = open_training_data(grouped, asked)
     assert not bare.collection.is_labelled
-    split, by_groups = (
-        split_of(bare, asked),
-        split_of(open_training_data(grouped, GROUPED), GROUPED),
-    )
+    split = split_of(bare, asked)
+    by_groups = split_of(open_training_data(grouped, GROUPED), GROUPED)
     assert split.test.tolist() == by_groups.test.tolist()
     assert split.train.tolist() == [*by_groups.train, 60]
-    with pytest.raises(UsageError, match="has pairs; use --assignment balanced"):
+    with pytest.raises(UsageError, match="--assignment balanced"):
         open_training_data(pairs(), asked)
 
 
@@ -172,7 +170,7 @@ def test_triplets_that_contradict_their_groups_are_held_out_one_by_one() -> None
     both = [*learned, *scored.rows[scored.comparisons.rows].tolist()]
     assert sorted(both) == sorted(data.comparisons.rows.tolist())
     assert len(scored.comparisons) == 50
-    with pytest.raises(DataError, match=r"can't be trained on groups: .* --assignment dynamic"):
+    with pytest.raises(DataError, match="--assignment dynamic"):
         open_training_data(data, replace(GROUPED, assignment="balanced"))
 
 
@@ -194,7 +192,7 @@ def test_two_groups_are_enough_for_an_interval() -> None:
 
 def test_too_few_groups_are_no_classes() -> None:
     few, enough = triplets(groups=3).comparisons, triplets().comparisons
-    assert "linked items form 3 groups, and 4 are needed" in str(few.doubt(few.links(16)))
+    assert "3 groups" in str(few.doubt(few.links(16)))
     assert enough.doubt(enough.links(61)) is None
 
 
@@ -209,6 +207,6 @@ def test_two_groups_are_left_to_train_on(tmp_path: Path) -> None:
     """Whatever fraction is held out; refused before a run is made."""
     triplets = np.array([[i, i + 1, (i + 2) % 8] for i in range(0, 8, 2)])
     np.savez(tmp_path / "t.npz", vectors=np.eye(8, dtype=np.float32), triplets=triplets)
-    with pytest.raises(DataError, match="4 groups of linked items, and 4 of them are held out"):
+    with pytest.raises(DataError, match="4 groups"):
         nofuss.train(tmp_path / "t.npz", test_fraction=0.9, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -13,6 +13,7 @@ from nofuss.paper.trials import run_trial, trial_of
 from tests.paper.tiny_source import vectors
 
 
+@pytest.mark.slow
 def test_the_choice_of_rates_never_sees_test_classes(source: Source, tmp_path: Path) -> None:
     """Spoilt test items change nothing: neither the rates nor a single score."""
     spoilt = vectors()
@@ -46,6 +47,7 @@ def test_tries_that_collapse_are_not_chosen() -> None:
     assert (choice.chosen, choice.collapsed) == (2.0, [1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_a_trial_is_the_same_twice_and_kept(source: Source, tmp_path: Path) -> None:
     trial = trial_of(source, "lifted", 1e-3, seed=1, record="curve")
     first = run_trial(source, trial)

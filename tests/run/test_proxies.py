@@ -31,6 +31,7 @@ def test_they_are_the_models(picture_run: Path) -> None:
     assert not len(load_proxies(picture_run, "another model", kept.proxies.shape[1]).proxies)
 
 
+@pytest.mark.slow
 def test_free_norms_assign_as_training_does(tmp_path: Path) -> None:
     """p(x) is the closest proxy of x as it is: the closest direction is often another one."""
     options = {"assignment": "dynamic", "proxies_per_class": 2.0, "free_norms": True}

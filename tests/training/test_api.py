@@ -80,6 +80,7 @@ def test_a_path_gives_what_the_command_gives(tmp_path: Path) -> None:
     assert one == two
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["frozen", "finetune"])
 def test_a_module_of_one_s_own(tmp_path: Path, preset: str) -> None:
     net = Net()

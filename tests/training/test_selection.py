@@ -83,6 +83,7 @@ def test_names_that_make_no_sense_are_one_line(options: dict[str, object], compl
         settings_of("pictures", **options)
 
 
+@pytest.mark.slow
 def test_auto_is_all_that_fit_the_budget(cache: Path) -> None:
     """The fastest one always does; settings have the names, so that a run can be resumed."""
     few = settings_of("pictures", backbone="auto", budget_minutes=1e-9).backbone

