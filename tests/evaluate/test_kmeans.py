@@ -9,7 +9,6 @@ from torch import Tensor
 
 from nofuss.evaluate import kmeans
 from nofuss.evaluate.kmeans import SAMPLE, _nearest_of_few, inertia
-from nofuss.evaluate.seeding import plus_plus
 
 
 def slow_lloyd(x: Tensor, centroids: Tensor) -> Tensor:
@@ -40,14 +39,6 @@ def test_centroids_are_the_means_of_their_members_and_none_is_empty(scene, k):
     assert torch.bincount(assignment, minlength=k).min() >= 1
     means = torch.stack([x[assignment == c].mean(0) for c in range(k)])
     torch.testing.assert_close(centroids, means, rtol=1e-4, atol=1e-5)
-
-
-def test_no_worse_than_scikit_learn(scene):
-    x, _ = scene(1200, 240, 16)
-    for k in (10, 240):
-        peers = [KMeans(k, n_init=1, random_state=s).fit(x.numpy()).inertia_ for s in range(5)]
-        ours = [inertia(x, *kmeans(x, k, seed=s)) for s in range(5)]
-        assert sum(ours) <= 1.01 * sum(peers)
 
 
 @pytest.mark.parametrize(
@@ -88,21 +79,6 @@ def test_seeded_restarts_and_inputs(scene):
     state = torch.random.get_rng_state()
     kmeans(x, 40, seed=6)
     assert torch.equal(state, torch.random.get_rng_state())
-
-
-def test_seeds_fall_into_every_far_cluster():
-    # Greedy k-means++ finds 30 tight clusters far apart: one seed in each.
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(30).repeat(20)
-    x = 100 * torch.randn(30, 6, generator=generator)[labels]
-    x += torch.randn(600, 6, generator=generator)
-    seeds = plus_plus(x, 30, generator)
-    assert labels[seeds].unique().tolist() == list(range(30))
-
-
-def test_distinct_seeds(scene):
-    x, _ = scene(300, 20)
-    assert len(plus_plus(x, 300, torch.Generator().manual_seed(0)).unique()) == 300
 
 
 @settings(deadline=None, max_examples=30)

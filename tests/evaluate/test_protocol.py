@@ -54,22 +54,6 @@ def test_as_dict_is_json_with_the_documented_keys(scene):
     for name in shares:
         low, high = flat[f"{name}_interval"]
         assert 0 <= low <= flat[name] <= high <= 1
-    assert "left out by index" in flat["protocol"]
-
-
-def test_the_protocol_names_the_distance(scene):
-    x, labels = scene(20, 3)
-    assert "on the unit sphere" in evaluate(x, labels).protocol
-    plain = evaluate(x, labels, normalize=False).protocol
-    assert "between the vectors as they are, ties" in plain
-
-
-def test_misuse_is_one_line(scene):
-    x, labels = scene(20, 3)
-    with pytest.raises(ValueError, match="ks"):
-        evaluate(x, labels, ks=())
-    with pytest.raises(ValueError, match="no class has two items"):
-        evaluate(x, torch.arange(20))
 
 
 def test_the_means_are_the_scores(scene):

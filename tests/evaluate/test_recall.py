@@ -127,24 +127,10 @@ def test_arrays_tensors_and_precisions_agree(scene):
     assert recall_at_k(x.double().requires_grad_(), labels.int()) == expected
 
 
-def test_in_a_narrow_cone_the_angles_still_count(scene):
-    x, labels = scene(200, 30)
-    x = torch.cat([1e-3 * x, torch.ones(200, 1)], 1)  # all cosines above 0.9999
-    fine = ranks_of_first_positive(x.double(), labels)
-    assert ranks_of_first_positive(x, labels).tolist() == fine.tolist()
-
-
 def test_a_zero_vector_is_at_distance_one_of_all_others():
     x = torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     # From (1, 0) its class is at distance √2, behind the zero vector.
     assert ranks_of_first_positive(x, torch.tensor([0, 0, 1])).tolist() == [2, 2, 0]
-
-
-def test_far_from_the_origin_the_distances_still_count(scene):
-    x, labels = scene(200, 30)
-    near = ranks_of_first_positive(x, labels, normalize=False)
-    far = ranks_of_first_positive(x.double() + 1e4, labels, normalize=False)
-    assert far.tolist() == near.tolist()
 
 
 @pytest.mark.parametrize(

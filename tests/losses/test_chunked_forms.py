@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from pytorch_metric_learning.losses import ProxyAnchorLoss
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -171,29 +170,6 @@ def test_equal_labels_duplicates_and_zero_rows(name: str) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(loss, (x, p)), torch.autograd.grad(plain, (x, p))
     )
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_permuting_proxies_with_labels_changes_nothing(name: str) -> None:
-    x, positive, p = batch(9, 8, 50)
-    order = torch.randperm(50, generator=torch.Generator().manual_seed(1))
-    permuted = in_chunks(name, x, order.argsort()[positive], p[order])
-    torch.testing.assert_close(in_chunks(name, x, positive, p), permuted)
-
-
-def test_anchor_equals_the_peer() -> None:
-    x, positive, p = batch(12, 8, 30, dtype=torch.float32)
-    peer = ProxyAnchorLoss(30, 8, margin=MARGIN, alpha=32)
-    peer.proxies.data.copy_(p.detach())
-    torch.testing.assert_close(in_chunks("anchor", x, positive, p, scale=32.0), peer(x, positive))
-
-
-def test_triplet_by_hand() -> None:
-    """Cosines 1, 0, −1, scale 1: hinges [0 − 1 + 0.1]₊ and [−1 − 1 + 0.1]₊ of the first proxy."""
-    p = torch.tensor([[2.0, 0.0], [0.0, 3.0], [-1.0, 0.0]])
-    x = torch.tensor([[1.0, 0.0]])
-    losses = [in_chunks("triplet", x, torch.tensor([y]), p, scale=1.0).item() for y in range(3)]
-    assert losses == pytest.approx([0, (1 + 0.1) / 2, (2 + 0.1 + 1 + 0.1) / 2])
 
 
 def test_exponentials_are_kept_only_if_most_fit() -> None:

@@ -12,7 +12,7 @@ from nofuss import NCA, ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, S
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.proxies.assignment import Sampled
-from tests.losses.test_chunked_forms import FORMS, in_chunks, plain_form
+from tests.losses.test_chunked_forms import FORMS, in_chunks
 
 pytestmark = [
     pytest.mark.slow,
@@ -151,21 +151,6 @@ def test_torch_func_sees_the_plain_form(name: str) -> None:
     each = torch.func.vmap(torch.func.grad(loss), in_dims=(0, None, 0))(turned[0], p, turned[1])
     torch.testing.assert_close(each[0], gradient)
     torch.testing.assert_close(each[1], torch.func.grad(loss)(-x, p, LABELS.flip(0)))
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_hessian_of_the_walks_is_the_plain_form_s(name: str) -> None:
-    x = points()
-    p = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    plain = torch.func.hessian(lambda x: plain_form(name, 2.0)(x, LABELS, p))(x)
-    assert plain.any()
-    for hessian in (torch.func.hessian, hessian_by_two_backwards):
-        found = hessian(lambda x: in_chunks(name, x, LABELS, p, scale=2.0))(x)
-        torch.testing.assert_close(found, plain)
-
-
-def hessian_by_two_backwards(loss: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.autograd.functional.hessian(loss, x)
 
 
 @pytest.mark.parametrize("name", INSTANCE_LOSSES)

@@ -5,30 +5,18 @@ import torch
 from pytorch_metric_learning import losses, miners, trainers
 from pytorch_metric_learning.distances import LpDistance
 from pytorch_metric_learning.reducers import MeanReducer
-from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.data import TensorDataset
 
-from nofuss import NCA, ProxyNCA, SemiHardTriplet, Triplet
+from nofuss import ProxyNCA, Triplet
 from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
-
-
-def clouds() -> tuple[Tensor, Tensor]:
-    """Thirty-six points in four clouds that overlap in the input space."""
-    generator = torch.Generator().manual_seed(0)
-    labels = torch.arange(36) % 4
-    centers = torch.randn(4, 6, generator=generator)
-    return centers[labels] + 0.7 * torch.randn(36, 6, generator=generator), labels
+from tests.losses.test_instance_loss import OF_PAIRS, clouds, our_loss
 
 
 def network() -> nn.Module:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(6, 3)
-
-
-def our_loss(name: str) -> nn.Module:
-    return PROXY_LOSSES[name](4, 3, seed=0) if name in PROXY_LOSSES else INSTANCE_LOSSES[name]()
 
 
 MINERS = {
@@ -70,64 +58,11 @@ def test_our_losses_in_their_trainer(name: str, miner: str) -> None:
     assert criterion(model(x), labels) < before
 
 
-@pytest.mark.parametrize("name", [*PROXY_LOSSES, "lifted", "n-pairs", "clustering"])
-def test_a_miner_where_nothing_is_to_be_mined_is_refused(name: str) -> None:
-    x, labels = clouds()
-    mined = miners.TripletMarginMiner()(x, labels)
-    with pytest.raises(ValueError, match="leave out the miner"):
-        our_loss(name)(x[:, :3], labels, mined)
-
-
 def test_their_wrapper_of_several_losses_takes_ours() -> None:
     x, labels = clouds()
     ours, theirs = ProxyNCA(4, 6, seed=0), losses.NPairsLoss()
     both = losses.MultipleLosses([ours, theirs], weights=[1, 0.5])
     torch.testing.assert_close(both(x, labels), ours(x, labels) + theirs(x, labels) / 2)
-
-
-OF_PAIRS = {"nca": NCA, "triplet": Triplet, "semi-hard": SemiHardTriplet}
-
-
-@pytest.mark.parametrize("name", OF_PAIRS)
-def test_references_are_where_positives_and_negatives_come_from(name: str) -> None:
-    x, labels = clouds()
-    criterion = OF_PAIRS[name]()
-    ref, ref_labels = x[12:], labels[12:]
-    # A loop over anchors, each alone with its references: they are equally many for all.
-    each = []
-    for i in range(12):
-        alone, own = torch.cat([x[i : i + 1], ref]), torch.cat([labels[i : i + 1], ref_labels])
-        pairs = [torch.zeros(24, dtype=torch.int64), torch.arange(1, 25)]
-        same = own[1:] == own[0]
-        mined = pairs[0][same], pairs[1][same], pairs[0][~same], pairs[1][~same]
-        each.append(criterion(alone, own, mined))
-    found = criterion(x[:12], labels[:12], None, ref, ref_labels)
-    torch.testing.assert_close(found, torch.stack(each).mean())
-    every = get_all_pairs_indices(labels[:12], ref_labels)
-    torch.testing.assert_close(criterion(x[:12], labels[:12], every, ref, ref_labels), found)
-
-
-@pytest.mark.parametrize("name", OF_PAIRS)
-def test_all_pairs_of_the_batch_are_the_batch(name: str) -> None:
-    x, labels = clouds()
-    criterion = OF_PAIRS[name]()
-    mined = get_all_pairs_indices(labels)
-    torch.testing.assert_close(criterion(x, labels, mined), criterion(x, labels))
-
-
-@pytest.mark.parametrize("name", [*PROXY_LOSSES, "lifted", "n-pairs", "clustering"])
-def test_references_where_there_is_no_use_for_them_are_refused(name: str) -> None:
-    x, labels = clouds()
-    with pytest.raises(ValueError, match="ref_emb"):
-        our_loss(name)(x[:, :3], labels, None, x[:, :3], labels)
-
-
-def test_half_a_reference_and_another_width_are_refused() -> None:
-    x, labels = clouds()
-    with pytest.raises(ValueError, match="pass both"):
-        Triplet()(x, labels, ref_emb=x)
-    with pytest.raises(ValueError, match="ref_emb have 2 columns but embeddings 6"):
-        Triplet()(x, labels, ref_emb=x[:, :2], ref_labels=labels)
 
 
 class Memory(losses.CrossBatchMemory):
@@ -174,17 +109,3 @@ def test_their_self_supervised_loss(name: str, symmetric: bool) -> None:
         else criterion(x, two[:8], None, other, two[:8])
     )
     torch.testing.assert_close(wrapped(x, other), expected)
-
-
-@pytest.mark.parametrize("criterion", [Triplet(), SemiHardTriplet(), NCA()])
-def test_the_batch_as_its_own_reference_is_the_batch(criterion: nn.Module) -> None:
-    x, labels = clouds()
-    assert criterion(x, labels, ref_emb=x, ref_labels=labels) == criterion(x, labels)
-
-
-def test_mined_pairs_need_no_labels() -> None:
-    x, labels = clouds()
-    mined = get_all_pairs_indices(labels)
-    assert Triplet()(x, indices_tuple=mined) == Triplet()(x, labels, mined)
-    with pytest.raises(ValueError, match="got no labels; pass them, or the pairs"):
-        Triplet()(x)

@@ -19,16 +19,6 @@ def test_worked_by_hand() -> None:
     assert loss.item() == pytest.approx((0 + 1) / 2)
 
 
-def test_slow_loop_with_free_norms(batch: tuple[Tensor, Tensor]) -> None:
-    x, labels = batch
-    d = lambda i, j: (x[i] - x[j]).square().sum()  # noqa: E731
-    n, hinges = range(len(x)), []
-    for a, p in [(a, p) for a in n for p in n if a != p and labels[a] == labels[p]]:
-        hinges += [(d(a, p) + 0.4 - d(a, z)).clamp(min=0) for z in n if labels[z] != labels[a]]
-    loss = triplet(x, labels, margin=0.4, unit_norm=False)
-    torch.testing.assert_close(loss, sum(hinges) / len(hinges))
-
-
 @pytest.mark.parametrize(
     "miner", [TripletMarginMiner(margin=0.2), MultiSimilarityMiner()], ids=["triplets", "pairs"]
 )

@@ -100,20 +100,16 @@ def test_killed_and_stopped_it_goes_on_to_the_same_results(home: Path, tmp_path:
 def test_missing_data_sets_are_named_with_their_layout(
     home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", "cub", "cars", "--out", str(tmp_path / "a")]) == 2
-    words = capsys.readouterr().err
-    assert "CUB-200-2011 needs --data" in words
-    assert "images.txt, image_class_labels.txt" in words
-    assert "cars_annos.mat" in words
-    data = ["--data", str(home / "data"), "--out", str(tmp_path / "a")]
-    assert main(["reproduce", "products", *data]) == 2
-    words = capsys.readouterr().err
-    assert "has no Stanford Online Products" in words
-    assert "Ebay_train.txt, Ebay_test.txt" in words
-    assert "CUB" not in words
-    assert main(["reproduce", "--data", str(tmp_path)]) == 2
-    words = capsys.readouterr().err
-    assert [line for line in words.splitlines() if "official layout" in line].__len__() == 3
+    data = ("--data", str(home / "data"))
+    for words, named, not_named in (
+        (("cub", "cars"), ("images.txt", "cars_annos.mat"), "Ebay"),
+        (("products", *data), ("Ebay_train.txt", "Ebay_test.txt"), "CUB"),
+        (("--data", str(tmp_path)), ("CUB", "Cars196", "Products"), "characters"),
+    ):
+        assert main(["reproduce", *words, "--out", str(tmp_path / "a")]) == 2
+        said = capsys.readouterr().err
+        assert all(name in said for name in named)
+        assert not_named not in said
     assert not (tmp_path / "a").exists()
 
 

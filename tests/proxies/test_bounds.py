@@ -215,18 +215,6 @@ def test_ranking_bound_holds_for_distances_not_for_their_squares() -> None:
     assert left > 10 * (2 * found.epsilon)  # 4√ε of difference against 2ε
 
 
-def test_at_norms_of_one_the_losses_are_compared_directly() -> None:
-    """Proxy-Triplet's own norms: α = 1, so the right side is the loss over proxies plus 4√ε."""
-    x, labels, p, own = near_tight(0.1)
-    found = proxy_bounds(x, labels, p, own, norm_x=1.0, norm_p=1.0, margin=0.3)
-    _no_violations(found)
-    hinges = []
-    for a, y in ((0, 1), (1, 0)):
-        d_y, d_z = ((x[a] - p[own[other]]).square().sum() for other in (y, 2))
-        hinges.append(float((d_y - d_z + 0.3).clamp_min(0)))
-    assert found.triplet.right == pytest.approx(np.mean(hinges) + 4 * 0.1)
-
-
 def test_a_sample_agrees_with_all_triplets_in_expectation() -> None:
     labels = torch.tensor(60 * [0] + 25 * [1] + 5 * [2] + [3])  # unequal on purpose
     x = numbers(91, 4) + 1.5 * numbers(4, 4, seed=1)[labels]
