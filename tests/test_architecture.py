@@ -44,6 +44,29 @@ HALL = {
     *("files", "geometry", "progress"),
 }
 FILES = sorted(ROOT.rglob("*.py"))
+TESTED_BY = {  # sources whose tests have another name, and where they are
+    "commands/demo.py": "tests/test_cli.py: train on the built-in set",
+    "commands/embed.py": "tests/test_cli.py, tests/distributed/test_processes.py",
+    "commands/scoring.py": "tests/commands/test_evaluate.py, test_compare.py: its two users",
+    "data/open.py": "tests/data/readers/: every layout is opened through it",
+    "errors.py": "whatever is refused anywhere",
+    "evaluate/retrieval.py": "tests/evaluate/test_recall.py, test_ranks.py, test_precision.py",
+    "model/lora.py": "tests/model/test_timm.py: only its networks have attention",
+    "model/manifest.py": "tests/model/test_saved.py, tests/search/test_folder.py",
+    "paper/published.py": "tests/paper/test_page.py",
+    "report/sections.py": "tests/report/test_report.py: a page of them",
+    "run/choice.py": "tests/training/test_head.py, which makes choices",
+    "search/engines/milvus.py": "tests/search/engines/test_engines.py: every engine alike",
+    "search/engines/postgres.py": "tests/search/engines/test_engines.py",
+    "search/index.py": "tests/search/test_folder.py, engines/test_engines.py: by every index",
+    "search/page/guard.py": "tests/search/page/test_server.py, test_proxy.py",
+    "search/page/map.py": "tests/search/page/test_state.py",
+    "search/page/routes.py": "tests/search/page/test_server.py, test_labels.py",
+    "training/network.py": "tests/training/test_settings.py, tests/model/test_onnx.py",
+    "training/score.py": "tests/training/test_train.py, tests/commands/test_evaluate.py",
+}
+SHORT = 60
+"""Lines: shorter files are tested with what uses them."""
 
 
 def room_of(path: Path) -> str:
@@ -96,6 +119,16 @@ def test_the_walk_sees_imports() -> None:
 
 def test_every_file_says_what_it_is() -> None:
     assert [path for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
+def test_a_test_file_for_a_source_file() -> None:
+    tests, found = Path(__file__).parent, set[str]()
+    for path in FILES:
+        name = path.relative_to(ROOT)
+        is_long = len(path.read_text().splitlines()) > SHORT and path.stem[0] != "_"
+        if is_long and not (tests / name.parent / f"test_{name.name}").is_file():
+            found.add(name.as_posix())
+    assert found == TESTED_BY.keys(), "add its test file, or say above what tests it"
 
 
 def prints(path: Path) -> list[str]:
