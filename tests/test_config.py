@@ -75,16 +75,16 @@ def test_every_setting_can_be_asked_for() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"preset": "papr"}, "did you mean 'paper'"),
-        ({"head": "closed"}, "unknown head 'closed'.*closed-form"),
-        ({"epochs": -1}, "--epochs is -1; expected a number from 0 up"),
+        ({"preset": "papr"}, "'paper'"),
+        ({"head": "closed"}, "'closed'.*closed-form"),
+        ({"epochs": -1}, "--epochs is -1"),
         ({"batch_size": 0}, "--batch-size is 0"),
         ({"dim": 0}, "--dim is 0"),
         ({"size": 3}, "--size is 3"),
         ({"lr": math.nan}, "--lr is nan"),
         ({"head_lr": -1.0}, "--head-lr is -1.0"),
         ({"proxy_lr": math.inf}, "--proxy-lr is inf"),
-        ({"test_fraction": 1.0}, "--test-fraction is 1.0; .* below 1"),
+        ({"test_fraction": 1.0}, "--test-fraction is 1.0"),
         ({"val_fraction": 1.5}, "--val-fraction is 1.5"),
         ({"seed": -1}, "--seed is -1"),
         ({"num_workers": -1}, "--num-workers is -1"),
@@ -132,13 +132,13 @@ def test_foreign_values_are_refused(values: dict[str, Any]) -> None:
 
 
 def test_unknown_names_are_of_another_version() -> None:
-    with pytest.raises(RunError, match="another version: colour, flavour"):
+    with pytest.raises(RunError, match="colour, flavour"):
         read({"flavour": 1, "colour": 2, "seed": 3})
 
 
 def test_missing_names_are_said() -> None:
     values = {name: value for name, value in LEAST.items() if name not in ("loss", "lr")}
-    with pytest.raises(RunError, match=r"config.json lacks loss, lr; restore it"):
+    with pytest.raises(RunError, match=r"config.json lacks loss, lr"):
         read(values)
 
 

@@ -92,7 +92,7 @@ def test_embeddings_are_unit_vectors_and_repeat_with_the_seed():
 
 
 def test_one_class_is_refused():
-    with pytest.raises(ValueError, match="needs two or more"):
+    with pytest.raises(ValueError, match="two"):
         ProxyEmbedding().fit(np.eye(4), np.zeros(4, dtype=int))
 
 

@@ -26,13 +26,23 @@ SMALL = png(9, 9)
 SLOW = BOMBS["JPEG, 2,500 scans"]
 
 
+@pytest.fixture(scope="module")
+def pool() -> Iterator[DecodePool]:
+    """A pool of one process, which is started again where a test ends it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(decode_pool, "PROCESSES", 1)
+        patch.setattr(decode_pool, "SECONDS", 60.0)  # for a busy machine
+        pool = DecodePool()
+        yield pool
+        pool.close()
+
+
 @pytest.fixture
-def pool(monkeypatch: pytest.MonkeyPatch) -> Iterator[DecodePool]:
-    monkeypatch.setattr(decode_pool, "PROCESSES", 1)
-    monkeypatch.setattr(decode_pool, "SECONDS", 60.0)  # for a busy machine
-    pool = DecodePool()
-    yield pool
-    pool.close()
+def fresh(pool: DecodePool) -> Iterator[DecodePool]:
+    """One whose process is not started yet."""
+    fresh = DecodePool()
+    yield fresh
+    fresh.close()
 
 
 def process_of(pool: DecodePool) -> "subprocess.Popen[bytes]":
@@ -71,7 +81,7 @@ def test_a_jpeg_is_embedded_at_the_same_scale_as_in_this_process(pool: DecodePoo
 
 @pytest.mark.slow
 def test_errors_cost_no_process(pool: DecodePool) -> None:
-    pool.start()
+    pool.decode(SMALL, side=224)
     process = process_of(pool)
     with pytest.raises(PictureError, match="not a picture"):
         pool.decode(b"rubbish", side=224, fits=[FIT])
@@ -106,23 +116,21 @@ def test_a_process_that_reads_nothing_is_killed(
 
 
 @pytest.mark.slow
-def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_pool, "PROCESSES", 1)
-    pool = DecodePool()
-    pool.decode(SMALL, side=224)
-    process, errors = process_of(pool), list[PictureError]()
+def test_closing_ends_a_process_at_work(fresh: DecodePool) -> None:
+    fresh.decode(SMALL, side=224)
+    process, errors = process_of(fresh), list[PictureError]()
 
     def decode_slowly() -> None:
         try:
-            pool.decode(SLOW(), side=224)
+            fresh.decode(SLOW(), side=224)
         except PictureError as error:
             errors.append(error)
 
     thread = threading.Thread(target=decode_slowly)
     thread.start()
-    while not pool._idle.empty():  # until it has begun
+    while not fresh._idle.empty():  # until it has begun
         time.sleep(0.01)
-    pool.close()
+    fresh.close()
     thread.join()
     assert [error.detail for error in errors] == ["its decoder ended"]
     assert process.returncode == -9
@@ -141,7 +149,7 @@ def test_closing_ends_a_process_at_work(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_whatever_a_process_answers_is_one_line(
-    pool: DecodePool, answer: str, monkeypatch: pytest.MonkeyPatch
+    fresh: DecodePool, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its picture may control it."""
     code = (
@@ -157,27 +165,33 @@ def test_whatever_a_process_answers_is_one_line(
 
     monkeypatch.setattr(subprocess, "Popen", hostile)
     with pytest.raises(PictureError, match="its decoder ended"):
-        pool.decode(SMALL, side=224, fits=[FIT])
+        fresh.decode(SMALL, side=224, fits=[FIT])
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_memory_and_files_are_limited(tmp_path: Path) -> None:
-    def under_limits(code: str) -> "subprocess.CompletedProcess[str]":
-        start = "from nofuss.data import decode_pool\ndecode_pool._limit()\n"
-        return subprocess.run(
-            [sys.executable, "-c", start + code], capture_output=True, text=True, cwd=tmp_path
-        )
-
-    assert under_limits("bytearray(200_000_000)").returncode == 0
-    assert "MemoryError" in under_limits("bytearray(400_000_000)").stderr
-    assert under_limits("open('x', 'w').write('x' * 9999)").returncode != 0
+    script = """
+from nofuss.data import decode_pool
+decode_pool._limit()
+bytearray(200_000_000)
+try:
+    bytearray(400_000_000)
+except MemoryError:
+    print("too large", flush=True)
+open("x", "w").write("x" * 9999)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.stdout == "too large\n"
+    assert done.returncode != 0
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of Linux")
 def test_what_takes_too_much_memory_is_refused(pool: DecodePool) -> None:
-    pool.start()
+    pool.decode(SMALL, side=224)
     process = process_of(pool)
     with pytest.raises(PictureError, match="out of memory"):
         pool.decode(BOMBS["PNG, palette with transparency"](), side=224)
@@ -187,12 +201,12 @@ def test_what_takes_too_much_memory_is_refused(pool: DecodePool) -> None:
 
 @pytest.mark.slow
 def test_a_folder_of_pictures_is_no_place_for_code(
-    pool: DecodePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: DecodePool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("PIL", "nofuss", "numpy", "json"):
         (tmp_path / f"{name}.py").write_text("open('sprung', 'w')")
     monkeypatch.chdir(tmp_path)
-    pool.decode(SMALL, side=224)
+    fresh.decode(SMALL, side=224)
     assert not (tmp_path / "sprung").exists()
 
 

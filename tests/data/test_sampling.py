@@ -60,9 +60,9 @@ def test_m_per_class_gives_classes_and_items_their_turn() -> None:
 
 
 def test_m_per_class_says_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="a batch of 10 can't hold 4 items per class"):
+    with pytest.raises(ValueError, match="batch of 10"):
         m_per_class([0, 1], 10, 4, seed=0, epoch=0)
-    with pytest.raises(ValueError, match="use a batch of at most 8"):
+    with pytest.raises(ValueError, match="at most 8"):
         m_per_class([0, 0, 1, 1], 16, 4, seed=0, epoch=0)
 
 

@@ -85,7 +85,7 @@ def test_gray_pictures_fill_all_channels_or_one() -> None:
 
 
 def test_a_crop_larger_than_the_picture_is_refused() -> None:
-    with pytest.raises(ValueError, match="30 × 20 is smaller than the crop of 24"):
+    with pytest.raises(ValueError, match="crop of 24"):
         transforms.test_views([PICTURE], Preprocessing(size=24, resize=20))
 
 

@@ -233,9 +233,9 @@ def test_nan_is_refused():
     x, labels = random_points(20, 4, 3)
     x[3, 2] = torch.nan
     for score in (recall_at_k, map_at_r, r_precision, mean_average_precision, precision_at_k):
-        with pytest.raises(ValueError, match="1 of 20 embeddings hold NaN"):
+        with pytest.raises(ValueError, match="1 of 20 embeddings"):
             score(x, labels)
-        with pytest.raises(ValueError, match="1 of 20 gallery hold NaN"):
+        with pytest.raises(ValueError, match="1 of 20 gallery"):
             score(torch.ones(20, 4), labels, gallery=x, gallery_labels=labels)
 
 

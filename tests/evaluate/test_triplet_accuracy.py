@@ -83,10 +83,10 @@ def test_a_gain_is_paired() -> None:
 
 
 def test_nothing_to_compare_is_one_line() -> None:
-    with pytest.raises(ValueError, match="got 1 alike and 0 different pairs; need both"):
+    with pytest.raises(ValueError, match="1 alike and 0 different"):
         pair_accuracy(points(), np.array([[0, 1, 1]]))
     with pytest.raises(ValueError, match=r"comparisons are \(0, 3\); expected \(T, 3\)"):
         triplet_accuracy(points(), np.empty((0, 3), dtype=np.int64))
     for wrong in ([[0, 1, -1]], [[0, 1, 40]], [[0, 1, 1.7]]):
-        with pytest.raises(ValueError, match="expected whole numbers, rows of the 40 embeddings"):
+        with pytest.raises(ValueError, match="40 embeddings"):
             triplet_accuracy(points(), np.array(wrong))

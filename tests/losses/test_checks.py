@@ -36,17 +36,17 @@ def test_what_is_no_batch_is_refused(batch: tuple[Tensor, Tensor], name: str) ->
     x, labels = batch
     criterion = EVERY[name]() if name in EVERY else Ranking()
     for dtype in (torch.float32, torch.bool, torch.complex64):
-        with pytest.raises(ValueError, match="expected int64 class numbers"):
+        with pytest.raises(ValueError, match="int64"):
             criterion(x, labels.to(dtype))
     with pytest.raises(ValueError, match="one a row"):
         criterion(x, labels[:-1])
     with pytest.raises(ValueError, match="one a row"):
         criterion(x, labels[:, None])
-    with pytest.raises(ValueError, match="embeddings are empty"):
+    with pytest.raises(ValueError, match="empty"):
         criterion(x[:0], labels[:0])
-    with pytest.raises(ValueError, match="expected \\(batch, dim\\) floating point"):
+    with pytest.raises(ValueError, match=r"\(batch, dim\)"):
         criterion(x[0], labels)
-    with pytest.raises(ValueError, match="expected \\(batch, dim\\) floating point"):
+    with pytest.raises(ValueError, match=r"\(batch, dim\)"):
         criterion(x.long(), labels)
 
 
@@ -54,11 +54,11 @@ def test_what_is_no_batch_is_refused(batch: tuple[Tensor, Tensor], name: str) ->
 def test_labels_beyond_the_proxies_are_refused(batch: tuple[Tensor, Tensor], name: str) -> None:
     x, labels = batch
     criterion = OVER_PROXIES[name]()
-    with pytest.raises(ValueError, match="labels reach 4 but there are 4 classes"):
+    with pytest.raises(ValueError, match="labels reach 4"):
         criterion(x, labels + 1)  # counted from one
-    with pytest.raises(ValueError, match="labels go down to -1"):
+    with pytest.raises(ValueError, match="-1"):
         criterion(x, labels - 1)
-    with pytest.raises(ValueError, match="embeddings have 4 columns but the proxies have dim 5"):
+    with pytest.raises(ValueError, match=r"4 columns .*dim 5"):
         criterion(x[:, :4], labels)
 
 

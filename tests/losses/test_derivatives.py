@@ -201,7 +201,7 @@ def test_a_sharded_loss_refuses_what_it_can_not_do(
 ) -> None:
     criterion = loss(4, 3, seed=0, fused=fused, sharded=True).double()
     x = points().requires_grad_()
-    with pytest.raises(RuntimeError, match="can't be differentiated twice"):
+    with pytest.raises(RuntimeError, match="twice"):
         torch.autograd.grad(criterion(x, LABELS), x, create_graph=True)
     with pytest.raises(RuntimeError, match=r"twice or by torch\.func"):
         torch.func.grad(lambda x: criterion(x, LABELS))(x.detach())

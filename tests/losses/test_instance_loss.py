@@ -28,7 +28,7 @@ def our_loss(name: str) -> nn.Module:
 def test_a_miner_where_nothing_is_to_be_mined_is_refused(name: str) -> None:
     x, labels = clouds()
     mined = miners.TripletMarginMiner()(x, labels)
-    with pytest.raises(ValueError, match="leave out the miner"):
+    with pytest.raises(ValueError, match="miner"):
         our_loss(name)(x[:, :3], labels, mined)
 
 
@@ -70,7 +70,7 @@ def test_half_a_reference_and_another_width_are_refused() -> None:
     x, labels = clouds()
     with pytest.raises(ValueError, match="pass both"):
         Triplet()(x, labels, ref_emb=x)
-    with pytest.raises(ValueError, match="ref_emb have 2 columns but embeddings 6"):
+    with pytest.raises(ValueError, match="ref_emb have 2"):
         Triplet()(x, labels, ref_emb=x[:, :2], ref_labels=labels)
 
 
@@ -78,7 +78,7 @@ def test_mined_pairs_need_no_labels() -> None:
     x, labels = clouds()
     mined = get_all_pairs_indices(labels)
     assert Triplet()(x, indices_tuple=mined) == Triplet()(x, labels, mined)
-    with pytest.raises(ValueError, match="got no labels; pass them, or the pairs"):
+    with pytest.raises(ValueError, match="no labels"):
         Triplet()(x)
 
 

@@ -31,7 +31,7 @@ MINERS = {
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 @pytest.mark.parametrize(
     ("name", "miner"),
-    [(n, "no miner") for n in [*PROXY_LOSSES, *INSTANCE_LOSSES]]
+    [(n, "no miner") for n in ("proxy-nca", "soft-triple", "clustering", "n-pairs")]
     + [("triplet", "triplets"), ("triplet", "pairs")],
 )
 def test_our_losses_in_their_trainer(name: str, miner: str) -> None:
@@ -99,7 +99,7 @@ def test_their_self_supervised_loss(name: str, symmetric: bool) -> None:
     criterion = INSTANCE_LOSSES[name]()
     wrapped = Pairwise(criterion, symmetric=symmetric)
     if not symmetric and name not in OF_PAIRS:
-        with pytest.raises(ValueError, match="leave out the miner and ref_emb"):
+        with pytest.raises(ValueError, match="ref_emb"):
             wrapped(x, other)
         return
     two = torch.arange(8).repeat(2)

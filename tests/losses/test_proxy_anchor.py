@@ -16,7 +16,7 @@ def test_worked_by_hand() -> None:
 
 
 def test_refuses_dynamic_assignment_and_free_norms() -> None:
-    with pytest.raises(ValueError, match="does not take dynamic assignment"):
+    with pytest.raises(ValueError, match="dynamic"):
         ProxyAnchor(4, 5, assignment="dynamic")
-    with pytest.raises(ValueError, match="scale is None; expected above 0"):
+    with pytest.raises(ValueError, match="scale is None"):
         ProxyAnchor(4, 5, scale=None)  # type: ignore[arg-type]

@@ -115,10 +115,10 @@ def test_proxies_in_the_batch_s_precision_stay_as_they_are(batch: tuple[Tensor, 
 def test_labels_or_triplets_but_not_both_nor_neither(batch: tuple[Tensor, Tensor]) -> None:
     x, labels = batch
     criterion = ProxyNCA(4, 5, assignment="dynamic")
-    with pytest.raises(ValueError, match="pass one of the two"):
+    with pytest.raises(ValueError, match="one of the two"):
         criterion(x, labels, positives=x, negatives=x)
     for given in ({}, {"positives": x}, {"negatives": x}):
-        with pytest.raises(ValueError, match="both positives= and negatives="):
+        with pytest.raises(ValueError, match="negatives="):
             criterion(x, **given)
 
 
@@ -128,9 +128,7 @@ def test_bare_triplets_need_dynamic_assignment(
 ) -> None:
     x = batch[0]
     criterion = ProxyNCA(4, 5, proxies_per_class=proxies_per_class)
-    with pytest.raises(
-        ValueError, match="assignment needs labels: pass them, or assignment='dynamic'"
-    ):
+    with pytest.raises(ValueError, match="assignment='dynamic'"):
         criterion(x, positives=x, negatives=x)
 
 
@@ -150,7 +148,7 @@ def test_triplets_of_other_shapes_are_refused(batch: tuple[Tensor, Tensor]) -> N
 
 
 def test_a_miner_is_refused(batch: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(ValueError, match="need no mined pairs"):
+    with pytest.raises(ValueError, match="mined"):
         ProxyNCA(4, 5)(*batch, (batch[1],) * 3)
 
 
@@ -365,21 +363,21 @@ def test_logits_are_scaled_cosines_or_minus_squared_distances(batch: tuple[Tenso
 
 def test_reductions_and_weights_that_are_refused(batch: tuple[Tensor, Tensor]) -> None:
     x, labels = batch
-    with pytest.raises(ValueError, match="choose from 'mean', 'sum', 'none'"):
+    with pytest.raises(ValueError, match="'mean'"):
         ProxyNCA(4, 5, reduction="average")
-    with pytest.raises(ValueError, match="ProxyAnchor has no reduction='none': it sums"):
+    with pytest.raises(ValueError, match=r"ProxyAnchor .*reduction='none'"):
         ProxyAnchor(4, 5, reduction="none")
-    with pytest.raises(ValueError, match="ProxyAnchor takes no weights: it sums"):
+    with pytest.raises(ValueError, match=r"ProxyAnchor .*weights"):
         ProxyAnchor(4, 5)(x, labels, weights=torch.ones(12))
-    with pytest.raises(ValueError, match="no fused form"):
+    with pytest.raises(ValueError, match=r"no fused form"):
         ProxyNCA(4, 5, reduction="none", fused=True)
-    with pytest.raises(ValueError, match="label_smoothing has no fused"):
+    with pytest.raises(ValueError, match="label_smoothing"):
         ProxyNCAPlusPlus(4, 5, label_smoothing=0.1, fused=True)
     criterion = ProxyNCA(4, 5)
     with pytest.raises(ValueError, match=r"expected \(12,\) numbers"):
         criterion(x, labels, weights=torch.ones(11))
     for weights in (-torch.ones(12), torch.zeros(12), torch.full((12,), torch.nan)):
-        with pytest.raises(ValueError, match="expected numbers from 0 up"):
+        with pytest.raises(ValueError, match="from 0 up"):
             criterion(x, labels, weights=weights)
     with pytest.raises(ValueError, match="leave ref_emb out"):
         criterion(x, labels, None, x, labels)

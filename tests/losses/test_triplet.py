@@ -46,5 +46,5 @@ def test_nothing_mined_is_zero_with_a_graph(batch: tuple[Tensor, Tensor]) -> Non
 
 
 def test_two_mined_tensors_are_refused(batch: tuple[Tensor, Tensor]) -> None:
-    with pytest.raises(ValueError, match="got 2 mined index tensors"):
+    with pytest.raises(ValueError, match="got 2"):
         Triplet()(*batch, (batch[1], batch[1]))

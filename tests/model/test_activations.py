@@ -111,24 +111,6 @@ def run_here(script: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_one_line() -> None:
-    """A limit on the size of files stands in for the disk: fallocate fails in the same place."""
-    process = run_here("""
-import logging, resource
-logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-activations, compute = opened(NAME)
-for _ in range(2):
-    take_all(activations, 0)
-""")
-    said, _ = process.communicate(timeout=120)
-    assert process.returncode == 0
-    assert said.count("\n") == 1
-    assert "activations can't be cached (File too large)" in said
-    assert not (cache_directory() / f"{NAME}.records").exists()
-
-
-@pytest.mark.slow
 def test_killed_while_writing() -> None:
     """What a killed process has written is used; the rest is computed, and all of it is right."""
     process = run_here("""

@@ -135,7 +135,7 @@ def test_none_are_none(pictures: Encoder, vectors: Encoder) -> None:
 
 def test_what_can_not_be_embedded(pictures: Encoder, vectors: Encoder, folder: Path) -> None:
     path = next(folder.rglob("*.png"))
-    with pytest.raises(ValueError, match="put a single one into a list"):
+    with pytest.raises(ValueError, match="list"):
         pictures.embed(path)
     with pytest.raises(ValueError, match="several pictures"):  # one array is not many pictures
         pictures.embed(np.zeros((20, 30, 3), np.uint8))
@@ -148,7 +148,7 @@ def test_what_can_not_be_embedded(pictures: Encoder, vectors: Encoder, folder: P
     with pytest.raises(DataError, match="model takes vectors"):
         vectors.embed_collection(open_data(folder))
     np.savez(folder.parent / "x.npz", vectors=np.zeros((3, 5), np.float32))
-    with pytest.raises(DataError, match="5 dimensions, but the model takes 6"):
+    with pytest.raises(DataError, match=r"5 dimensions, .*6"):
         vectors.embed_collection(open_data(folder.parent / "x.npz"))
 
 
@@ -158,7 +158,7 @@ def test_load_opens_runs_and_model_folders(tmp_path: Path, vectors: Encoder) -> 
     with pytest.raises(RunError, match=r"no model\.json"):
         nofuss.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RunError, match=r"no model yet; finish it: nofuss train --out .* --resume"):
+    with pytest.raises(RunError, match=r"nofuss train --out .* --resume"):
         nofuss.load(tmp_path)
 
 

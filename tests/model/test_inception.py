@@ -110,7 +110,7 @@ def test_the_file_of_another_network_is_refused(
     tensors, file = public_checkpoint(), tmp_path / "other.safetensors"
     tensors.pop(name, None)
     save_file(tensors if tensor is None else tensors | {name: tensor}, file)
-    with pytest.raises(RunError, match="is it the file of another network") as caught:
+    with pytest.raises(RunError, match="another network") as caught:
         build_backbone("inception-bn", weights=file)
     assert next(iter(from_public_layout({name: torch.zeros(1)}))) in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -122,10 +122,10 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"convert it to \.safetensors"):
         build_backbone("inception-bn", weights=file)
     torch.save({"epoch": 3}, file)
-    with pytest.raises(RunError, match="not a dict of tensors"):
+    with pytest.raises(RunError, match="dict"):
         build_backbone("inception-bn", weights=file)
     file.with_suffix(".safetensors").write_bytes(b"not tensors at all")
-    with pytest.raises(RunError, match="copy or download it again"):
+    with pytest.raises(RunError, match=r"whole\.safetensors"):
         build_backbone("inception-bn", weights=file.with_suffix(".safetensors"))
 
 

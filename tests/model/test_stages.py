@@ -85,7 +85,7 @@ def test_how_many_stages_are_trained() -> None:
     assert check_unfreeze(backbone, "3", size=28) == "3"
     assert check_unfreeze(backbone, "4", size=28) == "all"
     for asked in ("0", "-1", "some", "1.5"):
-        with pytest.raises(UsageError, match=r"expected all or a number of stages from 1 up"):
+        with pytest.raises(UsageError, match=r"all or a number"):
             check_unfreeze(backbone, asked, size=28)
     with pytest.raises(UsageError, match="has 4 stages"):
         check_unfreeze(backbone, "5", size=28)
@@ -106,5 +106,5 @@ def test_of_a_module_from_python_a_sequence_has_stages() -> None:
     assert check_unfreeze(own_backbone(nn.Sequential(*layers)), "2", size=224) == "2"
     doubled = own_backbone(Doubled(*layers))
     assert check_unfreeze(doubled, None, size=224) == "all"
-    with pytest.raises(UsageError, match="has no known stages; use --unfreeze all"):
+    with pytest.raises(UsageError, match="--unfreeze all"):
         check_unfreeze(doubled, "1", size=224)

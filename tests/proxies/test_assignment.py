@@ -52,7 +52,7 @@ def test_a_sampled_z_of_all_labels_is_static_assignment() -> None:
     alone = sampled(x, torch.full((10,), 3))
     assert alone == 0
     alone.backward()
-    with pytest.raises(ValueError, match="ProxyAnchor does not take sampled assignment"):
+    with pytest.raises(ValueError, match=r"ProxyAnchor .*sampled"):
         ProxyAnchor(5, 3, assignment=Sampled(5))
 
 
@@ -102,7 +102,7 @@ def test_matched_against_all_matchings(ratio: float, free: bool) -> None:
         p_z = {*best} - {best[c]}
         total += d[best[c]] + torch.log(sum(torch.exp(-d[z]) for z in p_z))
     torch.testing.assert_close(criterion(x, labels), total / 9)
-    with pytest.raises(ValueError, match="matched assignment needs labels"):
+    with pytest.raises(ValueError, match="matched"):
         criterion(x, positives=x, negatives=x)
 
 
@@ -287,8 +287,8 @@ def test_evaluation_chooses_nothing_and_is_even() -> None:
 
 
 def test_what_it_can_t_do_is_one_line() -> None:
-    with pytest.raises(ValueError, match="at most one proxy a label, got 8 for 4; lower"):
+    with pytest.raises(ValueError, match="8 for 4"):
         ProxyNCA(4, 5, proxies_per_class=2, assignment="balanced")
     criterion = ProxyNCA(4, 5, assignment="balanced")
-    with pytest.raises(ValueError, match="needs the groups that they link: pass labels=linked"):
+    with pytest.raises(ValueError, match="labels=linked"):
         criterion(numbers(3, 5), positives=numbers(3, 5), negatives=numbers(3, 5))

@@ -66,7 +66,7 @@ def test_the_folder_of_a_new_run_is_flushed(
 def test_never_overwritten(tmp_path: Path) -> None:
     path = create(tmp_path / "run")
     before = tree(path)
-    with pytest.raises(RunError, match=r"not empty and is never overwritten.*--resume"):
+    with pytest.raises(RunError, match=r"not empty .*--resume"):
         create(path)
     assert tree(path) == before
 
@@ -75,14 +75,14 @@ def test_somebodys_folder_is_never_used(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years")
     with pytest.raises(RunError, match="not empty"):
         create(tmp_path)
-    with pytest.raises(RunError, match="is a file, not a folder"):
+    with pytest.raises(RunError, match="is a file"):
         create(tmp_path / "thesis.txt")
     assert [p.name for p in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 def test_a_place_that_can_not_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"can't write into .*file/run: Not a directory"):
+    with pytest.raises(RunError, match=r"file/run"):
         create(tmp_path / "file" / "run")
 
 
@@ -118,9 +118,9 @@ def test_what_is_no_setting_may_differ(tmp_path: Path) -> None:
 def test_other_data_is_refused(tmp_path: Path) -> None:
     path = create(tmp_path / "run")
     check_same_data(path, "f" * 32, cure="")
-    with pytest.raises(RunError, match=r"data differ .*fingerprint 00000000, was ffffffff"):
+    with pytest.raises(RunError, match=r"00000000, was ffffffff"):
         check_same_data(path, "0" * 32, cure="")
-    with pytest.raises(RunError, match="data differ"):
+    with pytest.raises(RunError, match="ffffffff"):
         go_on(resume(path), fingerprint="0" * 32)
 
 

@@ -18,9 +18,13 @@ SMALL = {"preset": "small", "dim": 8, "size": 24, "batch_size": 8}
 
 
 @pytest.mark.slow
-def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
+def test_a_callback_hears_everything_in_order(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And from Python nothing is printed."""
     data, events = write_pictures(tmp_path / "data"), list[Event]()
     run = nofuss.train(data, out=tmp_path / "run", epochs=2, callback=events.append, **SMALL)
+    assert capfd.readouterr() == ("", "")
     told, events = events, [event for event in events if event.kind != "progress"]
     kinds = [event.kind for event in events]
     steps = kinds.count("step") // 2
@@ -43,17 +47,6 @@ def test_a_callback_hears_everything_in_order(tmp_path: Path) -> None:
     assert training == sorted(training)
     assert (training[0], training[-1]) == (0, 2 * steps)
     assert {event.run for event in told} == {None, run}  # files are checked before it is made
-
-
-@pytest.mark.slow
-def test_from_python_nothing_is_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO", "nofuss")
-    data = write_pictures(tmp_path / "data")
-    nofuss.train(data, out=tmp_path / "run", epochs=1, **SMALL)
-    assert capfd.readouterr() == ("", "")
-    assert f"run directory {tmp_path / 'run'}, settings: small" in caplog.messages
 
 
 PROGRAM = """
@@ -140,20 +133,6 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.slow
-def test_tensorboard_has_scalars(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
-    data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
-    run = nofuss.train(data, out=tmp_path / "run", epochs=2, tensorboard=str(board), **SMALL)
-    found = scalars(board / "run")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    steps = len(found["step/loss"]) // 2
-    assert [step for step, _ in found["epoch/loss"]] == [steps, 2 * steps]
-    assert [value for _, value in found["epoch/loss"]] == pytest.approx([r["loss"] for r in rows])
-    scores = json.loads((run / "scores.json").read_text())
-    assert found["scores/recall_at_1"][0][1] == pytest.approx(scores["recall@1"])
-
-
-@pytest.mark.slow
 def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs pip install 'nofuss[tensorboard]'")
     data, board = write_pictures(tmp_path / "data"), tmp_path / "board"
@@ -166,9 +145,13 @@ def test_a_resumed_run_continues_its_curves(tmp_path: Path) -> None:
         nofuss.train(
             data, out=tmp_path / "run", epochs=3, tensorboard=board, callback=stop, **SMALL
         )
-    nofuss.train(data, out=tmp_path / "run", resume=True, tensorboard=board)
+    run = nofuss.train(data, out=tmp_path / "run", resume=True, tensorboard=str(board))
     found = scalars(board / "run")
     steps = [step for step, _ in found["step/loss"]]
     assert steps == [*range(1, len(steps) + 1)]
     each = len(steps) // 3
     assert [step for step, _ in found["epoch/loss"]] == [each, 2 * each, 3 * each]
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [value for _, value in found["epoch/loss"]] == pytest.approx([r["loss"] for r in rows])
+    scores = json.loads((run / "scores.json").read_text())
+    assert found["scores/recall_at_1"][0][1] == pytest.approx(scores["recall@1"])

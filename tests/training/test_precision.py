@@ -97,5 +97,5 @@ def test_a_model_knows_its_precision(tmp_path: Path) -> None:
 
 def test_a_device_without_autocast_is_refused() -> None:
     check_precision("fp32", torch.device("meta"))
-    with pytest.raises(UsageError, match="no autocast for device meta"):
+    with pytest.raises(UsageError, match="device meta"):
         check_precision("bf16", torch.device("meta"))

@@ -1,7 +1,6 @@
 """Folders of class folders, the tidy and the untidy."""
 
 import os
-import re
 import shutil
 from pathlib import Path
 
@@ -153,10 +152,12 @@ def test_folders_that_hold_nothing_of_use_say_so(tmp_path: Path, draw) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "data.xyz").touch()
     draw("flat/1.png")
-    for name in ("x" * 5000, "nowhere", "empty", "flat", "flat/1.png", "data.xyz", "~nobody/x"):
-        place = name if name[0] in "x~" else str(tmp_path / name)
-        with pytest.raises(DataError, match=re.escape(name[:100])):
-            open_data(place)
+    for name in ("nowhere", "empty", "flat", "flat/1.png", "data.xyz"):
+        with pytest.raises(DataError, match=name):
+            open_data(tmp_path / name)
+    for name in ("x" * 5000, "~nosuchuser/x"):
+        with pytest.raises(DataError, match="does not exist"):
+            open_data(name)
 
 
 def test_a_pattern_of_brackets_is_one_line(tmp_path: Path) -> None:
