@@ -75,20 +75,6 @@ def test_what_is_cached_is_what_was_computed(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
-def test_a_damaged_record_is_computed_again() -> None:
-    file = cache_directory() / f"{NAME}.records"
-    opened(NAME)[0].take(0, ROWS)
-    content = bytearray(file.read_bytes())
-    content[17 * SIZE + 50] ^= 1
-    file.write_bytes(content)
-    activations, compute = opened(NAME)
-    take_all(activations, 0)
-    assert (0, 17) in compute.asked
-    activations, compute = opened(NAME)
-    take_all(activations, 0)
-    assert not compute.asked
-
-
 def test_views_over_the_limit_are_computed_in_every_epoch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -253,11 +253,6 @@ def test_one_class(emphasis: float) -> None:
     assert z.std(0).min() > 0
 
 
-def test_equal_items_have_a_head() -> None:
-    head = head_of(torch.full((20, 5), -3.0), torch.arange(20) % 4, Recipe(root=False), 5)
-    assert head.weight.isfinite().all()
-
-
 def test_the_basis_is_completed_where_items_are_fewer_than_directions() -> None:
     g = torch.Generator().manual_seed(0)
     x = torch.randn(9, 60, generator=g)

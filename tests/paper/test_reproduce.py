@@ -42,7 +42,7 @@ def start(home: Path, out: Path, *names: str) -> subprocess.Popen[str]:
     """Nofuss reproduce, as a process of its own."""
     command = [sys.executable, "-m", "nofuss", "reproduce", *names, "--data", str(home / "data")]
     return subprocess.Popen(
-        [*command, "--out", str(out), "--seeds", "2"],
+        [*command, "--out", str(out), "--seeds", "1"],
         env=os.environ | {"NOFUSS_CACHE": str(home / "cache"), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

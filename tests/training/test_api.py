@@ -72,24 +72,6 @@ def test_a_path_gives_what_the_command_gives(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("preset", ["frozen", "finetune"])
-def test_a_module_of_one_s_own(tmp_path: Path, preset: str) -> None:
-    net = Net()
-    before = net.conv.weight.detach().clone()
-    settings = {"epochs": 2, "val_fraction": 0.0} if preset == "finetune" else {"epochs": 2}
-    run = nofuss.train(
-        pictures(), backbone=net, preprocessing=SMALL, preset=preset, out=tmp_path, **settings
-    )
-    encoder = nofuss.load(run, backbone=Net())
-    found = encoder.embed(list(pictures()[0]))
-    assert found.shape[0] == 48
-    moved = not torch.equal(encoder.embedder.backbone.network.conv.weight, before)
-    assert moved == (preset == "finetune")
-    with pytest.raises(UsageError, match=r"nofuss\.load\(RUN, backbone=MODULE\)"):
-        nofuss.load(run)
-
-
-@pytest.mark.slow
 def test_a_dataset_of_tensors(tmp_path: Path) -> None:
     run = nofuss.train(Pairs(), preset="small", epochs=1, dim=8, size=24, out=tmp_path / "run")
     assert nofuss.load(run).dim == 8
@@ -113,7 +95,8 @@ def test_mistakes_are_told_in_python_s_words(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_path: Path) -> None:
-    net = nn.Sequential(Net(), nn.Linear(12, 10))
+    """And the run is loaded with another of its kind."""
+    net, other = (nn.Sequential(Net(), nn.Linear(12, 10)) for _ in range(2))
     net[0].requires_grad_(False)
     net[1].eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}
@@ -125,6 +108,12 @@ def test_a_module_is_left_with_the_modes_and_the_frozen_layers_it_came_with(tmp_
         assert changed == ({"1.weight", "1.bias"} if preset == "finetune" else set())
         assert [part.training for part in net] == [True, False]
         assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+        encoder = nofuss.load(out, backbone=other)
+        assert encoder.embed(list(pictures()[0])).shape[0] == 48
+        found = encoder.embedder.backbone.network.state_dict()
+        assert all(torch.equal(found[name], value) for name, value in net.state_dict().items())
+        with pytest.raises(UsageError, match="backbone=MODULE"):
+            nofuss.load(out)
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import nofuss
-from nofuss.model.saved import model_files
 from nofuss.training.callbacks import Event, flat_numbers
 from tests.tiny_run import write_pictures
 
@@ -95,26 +94,6 @@ def test_the_first_signal_asks_and_the_second_ends_at_once() -> None:
 @pytest.mark.slow
 def test_afterwards_signals_are_as_before() -> None:
     assert ask(signal.SIGINT, "later") == (0, ["Ctrl-C as before"])
-
-
-@pytest.mark.slow
-def test_a_callback_that_fails_ends_training_which_resumes_to_the_same_model(
-    tmp_path: Path,
-) -> None:
-    data = write_pictures(tmp_path / "data")
-    whole = nofuss.train(data, out=tmp_path / "whole", epochs=3, **SMALL)
-
-    def fail(event: Event) -> None:
-        if event.kind == "epoch" and event.epoch == 2:
-            raise ZeroDivisionError("of the callback")
-
-    with pytest.raises(ZeroDivisionError, match="of the callback"):
-        nofuss.train(data, out=tmp_path / "run", epochs=3, callback=fail, **SMALL)
-    events = list[Event]()
-    run = nofuss.train(data, out=tmp_path / "run", resume=True, callback=events.append)
-    assert [e.epoch for e in events if e.kind == "epoch"] == [2, 3]
-    weights = [model_files(path / "model")[1].read_bytes() for path in (whole, run)]
-    assert weights[0] == weights[1]
 
 
 def test_numbers_of_nested_scores() -> None:
