@@ -228,27 +228,12 @@ def test_a_switch_is_on_off_or_not_given() -> None:
     assert setting("--resume") == {"resume": True}
 
 
-@pytest.mark.parametrize(
-    ("name", "usage"),
-    [
-        ("train", "[DATA]"),
-        ("evaluate", "RUN [DATA]"),
-        ("embed", "RUN DATA --out FILE"),
-        ("index", "RUN [DIR]"),
-        ("search", "RUN PICTURE…"),
-        ("serve", "RUN"),
-        ("doctor", "DATA"),
-        ("export", "RUN --onnx FILE.onnx"),
-        ("compare", "RUN…"),
-        ("push", "RUN USER/NAME"),
-        ("reproduce", "[NAME…]"),
-    ],
-)
-def test_help_pages(name: str, usage: str, nofuss: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_pages(name: str, nofuss: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     page = nofuss(name, "--help")
     assert page.code == 0
-    assert page.out.splitlines()[0] == f"Usage: nofuss {name} {usage} [OPTIONS]"
+    assert page.out.startswith(f"Usage: nofuss {name}")
     assert max(map(len, page.out.splitlines())) <= 80
     assert "None" not in page.out
     assert "False" not in page.out
@@ -358,7 +343,7 @@ def test_a_run_that_ended_before_its_report_resumes_to_the_same_bits(
     names = ("model/model.json", "choice.json", "scores.json")
     whole = {name: (run / name).read_bytes() for name in names}
     weights = model_files(run / "model")[1].read_bytes()
-    for lost in (["report.html"], ["report.html", "scores.json", "choice.json"], None):
+    for lost in (["report.html", "scores.json", "choice.json"], None):
         if lost is None:
             (run / "report.html").unlink()
             shutil.rmtree(run / "model")
