@@ -104,7 +104,7 @@ def test_lines_are_added_all_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyP
     append_lines(file, ['"four"'])
     assert read_lines(file) == ["one", "two", None, "four"]
     before = file.read_bytes()
-    with pytest.raises(OSError, match="limit of 30"):
+    with pytest.raises(OSError, match="more than the limit of 30 bytes"):
         append_lines(file, ['"five"'])
     assert file.read_bytes() == before
 
@@ -247,7 +247,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("x")
     assert read_bytes(tmp_path / "link", limit=3) == b"abc"
-    with pytest.raises(OSError, match="limit of 2"):
+    with pytest.raises(OSError, match="3 bytes, more than the limit of 2"):
         read_bytes(tmp_path / "x", limit=2)
     with pytest.raises(FileNotFoundError):
         read_bytes(tmp_path / "none")

@@ -75,6 +75,20 @@ def test_what_is_cached_is_what_was_computed(caplog: pytest.LogCaptureFixture) -
     assert not caplog.records
 
 
+def test_a_damaged_record_is_computed_again() -> None:
+    file = cache_directory() / f"{NAME}.records"
+    opened(NAME)[0].take(0, ROWS)
+    content = bytearray(file.read_bytes())
+    content[17 * SIZE + 50] ^= 1
+    file.write_bytes(content)
+    activations, compute = opened(NAME)
+    take_all(activations, 0)
+    assert (0, 17) in compute.asked
+    activations, compute = opened(NAME)
+    take_all(activations, 0)
+    assert not compute.asked
+
+
 def test_views_over_the_limit_are_computed_in_every_epoch(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,6 +108,24 @@ def run_here(script: str) -> subprocess.Popen[str]:
     here = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
     whole = f"{here}from test_activations import *\n{script}"
     return subprocess.Popen([sys.executable, "-c", whole], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_line() -> None:
+    """A limit on the size of files stands in for the disk: fallocate fails in the same place."""
+    process = run_here("""
+import logging, resource
+logging.basicConfig(level="INFO", format="%(message)s", stream=sys.stdout)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+activations, compute = opened(NAME)
+for _ in range(2):
+    take_all(activations, 0)
+""")
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 0
+    assert said.count("\n") == 1
+    assert "activations can't be cached (File too large)" in said
+    assert not (cache_directory() / f"{NAME}.records").exists()
 
 
 @pytest.mark.slow
