@@ -546,10 +546,13 @@ def test_killed_damaged_stopped_and_resumed_it_ends_with_the_same_bits(
     ("sizes", "flags", "code", "said"),
     [
         ([3], "", 2, "class"),
-        ([3, 3], "", 0, "all 2 classes"),
-        ([3, 3], "--test-fraction 0.5", 2, "--test-fraction"),
-        ([1, 1, 1, 1], "", 0, "too few"),
+        ([3, 3], "", 0, "learns from all 2 classes"),
+        ([3, 3, 3], "", 0, "learns from all 3 classes"),
+        ([3, 3], "--test-fraction 0.5", 2, "add classes, or lower --test-fraction"),
+        ([3, 3], "--test-fraction 0", 0, "nothing is held out"),
+        ([1, 1, 1, 1], "", 0, "too few to score"),
         ([1, 5, 1, 5], "", 0, "run directory"),
+        ([2, 2, 2], "--test-fraction 0.3", 0, "too few to score"),
         ([2, 2, 2, 2], "--loss semi-hard", 0, "Recall@1"),
     ],
 )
