@@ -4,7 +4,6 @@ import sys
 
 import pytest
 import torch
-from pytorch_metric_learning.utils.accuracy_calculator import AccuracyCalculator
 from torch import Tensor
 
 from nofuss.evaluate import map_at_r, r_precision
@@ -42,30 +41,6 @@ def test_by_hand():
     got = precisions(x, labels, normalize=False)
     assert got.map_at_r.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
     assert got.r_precision.tolist() == [0.5, 0.5, 0.0, 0.0, 0.0]
-
-
-@pytest.mark.parametrize(("items", "classes"), [(1500, 300), (800, 5)])
-def test_equals_pytorch_metric_learning(scene, items, classes):
-    x, labels = scene(items, classes, 16)
-    x = x / x.norm(dim=1, keepdim=True)
-    names = ("mean_average_precision_at_r", "r_precision")
-    peer = AccuracyCalculator(include=names, device=torch.device("cpu")).get_accuracy(x, labels)
-    # Among 160 positives a query some lie within float32 rounding of a wrong item.
-    assert map_at_r(x, labels) == pytest.approx(peer[names[0]], abs=1e-6)
-    assert r_precision(x, labels) == pytest.approx(peer[names[1]], abs=1e-6)
-
-
-def test_a_gallery_apart_equals_pytorch_metric_learning(scene):
-    x, labels = scene(900, 100, 16)
-    x = x / x.norm(dim=1, keepdim=True)
-    query, gallery = slice(0, 300), slice(300, 900)
-    names = ("mean_average_precision_at_r", "r_precision")
-    peer = AccuracyCalculator(include=names, device=torch.device("cpu")).get_accuracy(
-        x[query], labels[query], x[gallery], labels[gallery], ref_includes_query=False
-    )
-    apart = {"gallery": x[gallery], "gallery_labels": labels[gallery]}
-    assert map_at_r(x[query], labels[query], **apart) == pytest.approx(peer[names[0]], abs=1e-9)
-    assert r_precision(x[query], labels[query], **apart) == pytest.approx(peer[names[1]], abs=1e-9)
 
 
 def test_perfect_and_collapsed(scene):

@@ -170,10 +170,3 @@ def test_equal_labels_duplicates_and_zero_rows(name: str) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(loss, (x, p)), torch.autograd.grad(plain, (x, p))
     )
-
-
-def test_exponentials_are_kept_only_if_most_fit() -> None:
-    few, many = torch.empty(512, 64), torch.empty(0, 64)
-    assert chunked_forms._rows_kept(few, many.expand(0, 64)) == 0
-    assert chunked_forms._rows_kept(few, torch.empty(1, 1).expand(100_000, 64)) == 65_536
-    assert chunked_forms._rows_kept(few, torch.empty(1, 1).expand(1_000_000, 64)) == 0

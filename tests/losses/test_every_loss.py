@@ -165,17 +165,6 @@ def test_worst_placed_point_at_scale_64(name: str) -> None:
         assert (ours - right).norm() < 1e-4 * right.norm()
 
 
-def test_worst_placed_triplet_at_scale_64() -> None:
-    x = torch.tensor([[1.0, 0.0], [-1.0, 0.01], [1.0, 0.01]], requires_grad=True)
-    loss = NCA(scale=64)(x, torch.tensor([0, 0, 1]))
-    x64 = x.detach().double().requires_grad_()
-    right = NCA(scale=64)(x64, torch.tensor([0, 0, 1]))
-    torch.testing.assert_close(loss.double(), right, rtol=1e-5, atol=0)
-    ours, exact = gradients(loss, x)[0].double(), gradients(right, x64)[0]
-    assert exact.norm() > 0.1
-    torch.testing.assert_close(ours, exact, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("name", EVERY)
 def test_half_precision_is_read_exactly_and_computed_in_float32(
@@ -253,15 +242,6 @@ def test_a_million_equal_logits_add_up(name: str) -> None:
     assert found == pytest.approx(exact, abs=2e-6)
 
 
-def test_the_gradient_over_a_million_proxies_adds_up_too() -> None:
-    """All proxies in one place: they pull as one, so the gradient by x is zero."""
-    p = F.normalize(points()[:1].float()).repeat(1_000_000, 1)
-    x = F.normalize(points().float()).requires_grad_()
-    in_chunks("nca", x, LABELS, p, scale=1.0).backward()
-    assert x.grad is not None
-    assert 6 * x.grad.norm(dim=1).max() < 1e-5  # of unit vectors
-
-
 # Batches
 
 
@@ -293,16 +273,6 @@ def test_nan_in_gives_nan_out(batch: tuple[Tensor, Tensor], name: str) -> None:
             x[row, 3] = bad
             criterion = EVERY[name]() if name in EVERY else Ranking()
             assert criterion(x, labels).isnan()
-
-
-@pytest.mark.parametrize("which", ["anchors", "positives", "negatives"])
-def test_nan_among_bare_triplets_gives_nan(which: str) -> None:
-    given = {
-        name: points(seed=i).float() for i, name in enumerate(("anchors", "positives", "negatives"))
-    }
-    given[which][2, 1] = math.nan
-    criterion = ProxyNCA(4, 8, assignment="dynamic", seed=0)
-    assert criterion(given.pop("anchors"), **given).isnan()
 
 
 @pytest.mark.parametrize("loss", FUSIBLE)

@@ -299,19 +299,6 @@ def test_weights_can_be_learned(batch: tuple[Tensor, Tensor], name: str) -> None
     torch.testing.assert_close(gradient, separable(name, "none")(*batch))
 
 
-@pytest.mark.parametrize("loss", [ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet])
-def test_many_proxies_take_weights_too(loss: type[ProxyLoss]) -> None:
-    x = torch.randn(6, 5, dtype=torch.double, generator=torch.Generator().manual_seed(0))
-    x, labels = x.requires_grad_(), torch.tensor([0, 1, 6999, 3, 1, 2])
-    weights = torch.tensor([0.5, 0, 2, 1, 1, 3])
-    found = []
-    for fused in (True, False):
-        criterion = loss(7000, 5, seed=0, fused=fused).double()
-        value = criterion(x, labels, weights=weights)
-        found.append((value, *torch.autograd.grad(value, (x, criterion.proxies))))
-    torch.testing.assert_close(*found)
-
-
 @pytest.mark.parametrize("loss", [ProxyNCA, ProxyTriplet])
 def test_dynamic_assignment_gives_each_embedding_the_mean_of_its_triplets(
     batch: tuple[Tensor, Tensor], loss: type[ProxyLoss]
@@ -329,16 +316,6 @@ def test_dynamic_assignment_gives_each_embedding_the_mean_of_its_triplets(
     torch.testing.assert_close(criterion(x, labels, weights=torch.ones(12)), mean)
     lone = loss(4, 5, seed=0, reduction="none", **DYNAMIC).double()
     assert lone(x[:4], torch.arange(4)).tolist() == [0, 0, 0, 0]
-
-
-def test_anchors_of_bare_triplets_have_weights(batch: tuple[Tensor, Tensor]) -> None:
-    x = batch[0]
-    given = {"positives": x.flip(0), "negatives": x.roll(3, 0)}
-    each = ProxyNCA(4, 5, seed=0, reduction="none", **DYNAMIC).double()(x, **given)
-    weights = torch.arange(12)
-    mean = ProxyNCA(4, 5, seed=0, **DYNAMIC).double()(x, **given, weights=weights)
-    counted = (each != 0).double() * weights
-    torch.testing.assert_close(mean, (each * weights).sum() / counted.sum())
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5])
@@ -381,16 +358,6 @@ def test_reductions_and_weights_that_are_refused(batch: tuple[Tensor, Tensor]) -
             criterion(x, labels, weights=weights)
     with pytest.raises(ValueError, match="leave ref_emb out"):
         criterion(x, labels, None, x, labels)
-
-
-@pytest.mark.parametrize("name", SEPARABLE)
-def test_weights_do_not_change_the_precision(batch: tuple[Tensor, Tensor], name: str) -> None:
-    x, labels = batch[0].half(), batch[1]
-    weights = torch.linspace(0.1, 3, 12, dtype=torch.double)
-    criterion = separable(name, "mean").float()
-    found = criterion(x, labels, weights=weights)
-    assert found.dtype is torch.float32
-    torch.testing.assert_close(found, criterion(x.float(), labels, weights=weights.float()))
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -34,36 +34,14 @@ def embedded(x: torch.Tensor) -> torch.Tensor:
     return normalize(pca(x, 4)(x))
 
 
-def test_proxies_equal_class_means() -> None:
-    """The mean of a class's directions, itself a direction: a loop over classes."""
-    x, labels = features()
-    criterion, directions = ProxyNCA(5, 4), embedded(x)
-    place_proxies(criterion, directions, labels)
-    for c in range(5):
-        mean = directions[labels == c].mean(0)
-        assert torch.allclose(criterion.proxies[c], mean / mean.norm(), atol=1e-6)
-
-
-def test_shared_proxies_equal_the_mean_of_their_labels() -> None:
-    x, labels = features()
-    criterion, directions = ProxyNCA(5, 4, proxies_per_class=0.5, seed=0), embedded(x)
-    place_proxies(criterion, directions, labels)
-    own = criterion.assign(directions, labels)
-    for p in range(len(criterion.proxies)):
-        mean = directions[own == p].mean(0)
-        assert torch.allclose(criterion.proxies[p], mean / mean.norm(), atol=1e-6)
-
-
+@pytest.mark.parametrize("assignment", ["static", "balanced"])
 @pytest.mark.parametrize("ratio", [1.0, 0.6])
-def test_balanced_proxies_equal_the_mean_of_labels_that_are_close(ratio: float) -> None:
+def test_proxies_equal_the_mean_of_their_labels(assignment: str, ratio: float) -> None:
+    """The mean of their items' directions, itself a direction: a loop over proxies."""
     x, labels = features()
-    criterion, directions = (
-        ProxyNCA(5, 4, proxies_per_class=ratio, assignment="balanced", seed=0),
-        embedded(x),
-    )
+    criterion = ProxyNCA(5, 4, proxies_per_class=ratio, assignment=assignment, seed=0)
+    directions = embedded(x)
     place_proxies(criterion, directions, labels)
-    assert isinstance(criterion.assignment, Balanced)
-    assert criterion.assignment.share_in_use() == 1
     own = criterion.assign(directions, labels)
     for p in range(len(criterion.proxies)):
         mean = directions[own == p].mean(0)

@@ -413,18 +413,6 @@ def test_there_is_no_group_without_parameters() -> None:
     assert [g["name"] for g in t.optimizer.param_groups] == ["head"]
 
 
-def test_rates_are_a_function_of_the_moment_alone() -> None:
-    """Set in any order, the same moment has the same rates."""
-    optimizer = make_training().optimizer
-    for schedule in SCHEDULES:
-        seen = {}
-        for moment in (0.0, 2.5, 9.99, 2.5, 0.0):
-            set_rates(optimizer, schedule, moment, 10)
-            rates = [g["lr"] for g in optimizer.param_groups]
-            assert seen.setdefault(moment, rates) == rates
-        assert seen[0.0] == [1e-3, 1e-2, 1e-1] or schedule == "ramp"
-
-
 def test_the_cosine_is_torchs_own() -> None:
     """Epoch by epoch as torch's scheduler steps it."""
     optimizer, reference = make_training().optimizer, make_training().optimizer
