@@ -176,12 +176,12 @@ def features(data: Path, scratch: Path) -> dict[str, Any]:
     """Return the SHA-256 of the features of 200 flowers, and a projection of each."""
     import numpy as np
 
-    from benchmarks.worth import lite0_features
+    from benchmarks.worth import features_by
     from nofuss.data.open import open_data
 
     collection = open_data(data / "flowers_20")
     chosen = collection.subset(np.arange(0, len(collection), len(collection) // 200)[:200])
-    found = lite0_features(chosen).numpy()
+    found = features_by("efficientnet-lite0", chosen).numpy()
     digest = hashlib.sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
     probe = np.random.default_rng(0).normal(size=found.shape[1]) / 10
     return {"sha256": digest} | {f"picture {i}": float(row @ probe) for i, row in enumerate(found)}

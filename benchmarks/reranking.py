@@ -9,24 +9,15 @@ among all others of it: the official split, or three random ones.
 import argparse
 from pathlib import Path
 
-from benchmarks.worth import Task, tasks
+from benchmarks.worth import Task, fitted, tasks
 from nofuss.commands import console
-from nofuss.config import Options
-from nofuss.data.open import TrainingData
-from nofuss.data.readers.arrays import from_arrays
 from nofuss.evaluate.protocol import KS
-from nofuss.model.backbones import build_backbone
 from nofuss.ranking.rerank import RerankedScores, choose_reranking, reranked_scores
-from nofuss.training.head import fit_head
-from nofuss.training.settings import resolve
 
 
 def rows(t: Task) -> list[list[str]]:
     """Return the scores of a task in both orders, and what its folds say."""
-    arrays = {"vectors": t.x.numpy(), "labels": t.y.numpy()}
-    data = TrainingData(from_arrays(arrays, name=t.name), None, None, "")
-    settings = resolve(Options(), data, build_backbone("identity", channels=t.x.shape[1]))
-    fit = fit_head(t.x, t.y, settings)
+    fit = fitted(t.x, t.y)
     labels = [t.y[outcome.rows] for outcome in fit.outcomes]
     decided = choose_reranking(fit.held_out(), labels)
     found = reranked_scores(fit.embed(t.test_x), t.test_y)

@@ -29,12 +29,15 @@ from nofuss import ProxyEmbedding
 from nofuss.config import Options
 from nofuss.data.collection import Collection
 from nofuss.data.open import TrainingData, open_data
+from nofuss.data.readers.arrays import from_arrays
 from nofuss.data.split import split_collection
 from nofuss.evaluate import paired_difference
 from nofuss.evaluate.protocol import QueryScores
+from nofuss.model.backbones import build_backbone
 from nofuss.model.embedder import for_inference
 from nofuss.model.features import features_of
 from nofuss.training.folds import query_scores
+from nofuss.training.head import HeadFit, fit_head
 from nofuss.training.network import apply_settings, build_model
 from nofuss.training.settings import DIM, resolve
 
@@ -60,16 +63,21 @@ def tasks(path: Path, seeds: int) -> Iterator[Task]:
     if collection.array is not None:
         features = torch.from_numpy(np.array(collection.array, dtype=np.float32)).flatten(1)
     else:
-        features = lite0_features(collection)
+        features = features_by("efficientnet-lite0", collection)
     labels = torch.from_numpy(collection.labels)
+    for seed, train in enumerate(halves(collection, seeds)):
+        yield task(f"{path.name} {seed}", features, labels, train)
+
+
+def halves(collection: Collection, seeds: int) -> Iterator[Tensor]:
+    """Return the training rows of the official split, or of each of several random halves."""
     for seed in range(1 if collection.split is not None else seeds):
-        train, _ = split_collection(collection, seed=seed)
-        yield task(f"{path.name} {seed}", features, labels, torch.from_numpy(train))
+        yield torch.from_numpy(split_collection(collection, seed=seed)[0])
 
 
-def lite0_features(pictures: Collection) -> Tensor:
-    """Return the features that `nofuss train` computes of photographs."""
-    options = Options(preset="frozen")
+def features_by(backbone: str, pictures: Collection, *, mirror: bool = True) -> Tensor:
+    """Return the features that `nofuss train --backbone` computes of photographs."""
+    options = Options(preset="frozen", backbone=backbone, mirror=mirror)
     embedder = build_model(options, "frozen", pictures)
     data = TrainingData(pictures, None, None, "")
     apply_settings(resolve(options, data, embedder.backbone), embedder)
@@ -82,6 +90,14 @@ def task(name: str, x: Tensor, y: Tensor, train: Tensor) -> Task:
     test[train] = False
     compact = torch.unique(y[train], return_inverse=True)[1]
     return Task(name, x[train], compact, x[test], y[test])
+
+
+def fitted(x: Tensor, y: Tensor) -> HeadFit:
+    """Fit a head to features as training does by default."""
+    vectors = from_arrays({"vectors": x.numpy(), "labels": y.numpy()}, name="features")
+    backbone = build_backbone("identity", channels=x.shape[1])
+    settings = resolve(Options(), TrainingData(vectors, None, None, ""), backbone)
+    return fit_head(x, y, settings)
 
 
 def built_in() -> Iterator[Task]:

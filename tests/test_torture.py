@@ -86,4 +86,4 @@ def test_a_picture_that_vanishes_from_under_a_worker(place: Place, tmp_path: Pat
     said, _ = running.communicate(timeout=60)
     line = said.splitlines()[-1]
     assert running.returncode == 1, said
-    assert "class 3/1.png: missing; restore it, then resume with: nofuss train --out" in line
+    assert "class 3/1.png: missing; fix it, then resume with: nofuss train --out" in line

@@ -178,9 +178,9 @@ def create_run(config: Settings, *, name: str, held: ExitStack | None = None) ->
     except FileExistsError:
         raise RunError(f"{path} is a file, not a folder; give another --out") from None
     except OSError as error:
-        raise RunError(
-            f"can't write into {path}: {error.strerror}; fix it, or give another --out"
-        ) from None
+        is_run = (path / "config.json").is_file()  # it may have been written before
+        cure = f"then resume with: {run.resume_command}" if is_run else "or give another --out"
+        raise RunError(f"can't write into {path}: {error.strerror}; fix it, {cure}") from None
     return run
 
 

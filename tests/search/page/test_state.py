@@ -44,11 +44,12 @@ def test_a_new_state_begins_with_nothing_that_was_derived(state: State) -> None:
     was = state.index.get([name])[0].label
     assert was is not None
     assert state.map is state.map
-    said = Feedback((Mark(name, "x", True), Correction(name, was, "plain")))
+    other = "plain" if was != "plain" else "striped"
+    said = Feedback((Mark(name, "x", True), Correction(name, was, other)))
     new = replace(state, feedback=said)
     assert new.version != state.version
     assert new.map["classes"] != state.map["classes"]
-    assert new.index.get([name])[0].label == "plain"
+    assert new.index.get([name])[0].label == other
     assert state.index.get([name])[0].label == was, "the former one is as it was"
     assert new.base.plane is state.base.plane, (
         "where things lie does not follow from what people say"
