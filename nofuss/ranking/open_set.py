@@ -148,7 +148,7 @@ class OpenSet:
         if fraction > FALSE_MATCHES:
             return "unsure", f"Not sure: {_of_strangers(fraction)} this similar."
         if fraction > _LEVELS[1]:
-            return "good", f"Good match: only {_of_strangers(fraction)} this similar."
+            return "good", "Good match: unrelated pictures seldom look this similar."
         return "good", "Good match: unrelated pictures almost never look this similar."
 
     def describe(self) -> str:
@@ -188,7 +188,7 @@ def are_numbers(values: Iterable[Any]) -> bool:
 
 
 _MANY = {"nearly all": 0.95, "three in four": 0.75, "two in three": 2 / 3, "half of the": 0.5}
-_ONE_IN = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine", 10: "ten"}
+_ONE_IN = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 
 
 def _of_strangers(fraction: float) -> str:
