@@ -104,15 +104,21 @@ def try_networks(
 def pick(tried: Mapping[Chosen, QueryScores], work: Sequence[float]) -> Chosen:
     """Return the cheapest networks that score within WORTH of the best.
 
-    The first, which is the cheapest of all, where they do not gain significantly over it.
+    Only the first, which is the cheapest of all, and those that gain significantly over it count.
     work: what a picture costs each network, the same on every machine.
     """
-    enough = max(map(_mean, tried.values())) - WORTH
-    good = (chosen for chosen, scores in tried.items() if _mean(scores) >= enough)
-    best = min(good, key=lambda chosen: sum(work[i] for i in chosen))
-    first, found = tried[0,], tried[best]
-    gain = paired_difference(found.objective, first.objective, first.labels)
-    return best if gain.low > 0 else (0,)
+    first = tried[0,]
+    good = {
+        chosen: _mean(scores)
+        for chosen, scores in tried.items()
+        if scores is first
+        or paired_difference(scores.objective, first.objective, first.labels).low > 0
+    }
+    enough = max(good.values()) - WORTH
+    return min(
+        (chosen for chosen, score in good.items() if score >= enough),
+        key=lambda chosen: sum(work[i] for i in chosen),
+    )
 
 
 def _mean(scores: QueryScores) -> float:
