@@ -55,10 +55,13 @@ def timm_config(name: str) -> Any:
 
 
 def has_weights(name: str) -> bool:
-    """Return whether the weights of a network have been downloaded."""
+    """Return whether the weights of a network have been downloaded, and timm can be imported."""
     if any(find_spec(package) is None for package in ("timm", "huggingface_hub")):
         return False
-    where = getattr(timm_config(name), "hf_hub_id", None)
+    try:
+        where = getattr(timm_config(name), "hf_hub_id", None)
+    except UsageError:
+        return False
     look = import_module("huggingface_hub").try_to_load_from_cache
     files = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin")
     return where is not None and any(isinstance(look(where, file), str) for file in files)

@@ -26,7 +26,7 @@ from nofuss.model.embedder import Embedder, build_embedder, for_inference
 from nofuss.model.features import measured_speed
 from nofuss.model.lora import add_adapters
 from nofuss.model.stages import ALL, freeze_first
-from nofuss.training.settings import DIM, PRESETS, usual_size
+from nofuss.training.settings import DIM, PRESETS, usual_backbone, usual_size
 
 log = logging.getLogger("nofuss")
 AUTO, BUDGET_MINUTES = "auto", 30.0
@@ -49,7 +49,7 @@ def build_model(
     instead of one by name.
     """
     kind = "pictures" if collection.vectors is None else "vectors"
-    name = OWN if backbone else asked.backbone or PRESETS[preset]["backbone"]
+    name = OWN if backbone else asked.backbone or usual_backbone(asked, preset)
     if (name == "identity") != (kind == "vectors"):
         raise UsageError(f"--backbone {name} does not fit {kind}; leave it out")
     if name == AUTO:
@@ -129,7 +129,7 @@ def _affordable(asked: Options, preset: Preset, collection: Collection) -> str:
     The fastest come first, and one of them always does.
     """
     minutes = BUDGET_MINUTES if asked.budget_minutes is None else asked.budget_minutes
-    mirror = PRESETS[preset].get("mirror", False) if asked.mirror is None else asked.mirror
+    mirror = asked.mirror is not False
 
     def choose() -> str:
         spent = {}

@@ -14,7 +14,7 @@ from nofuss.config import Options, Preset, Settings, check_limits
 from nofuss.data.open import TEST_FRACTION, TrainingData
 from nofuss.errors import RunError, UsageError
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.model.backbones import OWN, Backbone
+from nofuss.model.backbones import OWN, SEVERAL, Backbone
 from nofuss.model.stages import ALL, check_unfreeze
 
 log = logging.getLogger("nofuss")
@@ -47,7 +47,9 @@ _HEAD: Layer = {
     "scale": 16.0,
 }
 PRESETS: dict[Preset, Layer] = {
-    "frozen": _HEAD | {"backbone": "efficientnet-lite0", "mirror": True},
+    # Two networks, each with one view of a picture, find more than one with its mirror image, in
+    # about the time (docs/lab).
+    "frozen": _HEAD | {"backbone": f"efficientnet-lite0{SEVERAL}efficientnet-lite2"},
     "vectors": _HEAD | {"backbone": "identity"},
     "finetune": {
         "backbone": "efficientnet-lite0",
@@ -61,7 +63,6 @@ PRESETS: dict[Preset, Layer] = {
         "scale": 16.0,
         "schedule": "ramp",
         "freeze_batch_norm": True,
-        "mirror": True,
         "views": 4,
     },
     "small": {
@@ -161,6 +162,13 @@ def resolve(options: Options, data: TrainingData, backbone: Backbone) -> Setting
     return replace(settings, dim=dim)
 
 
+def usual_backbone(asked: Options | Settings, preset: Preset) -> str:
+    """Return the network of a preset: one alone where a size or weights are asked for."""
+    name: str = PRESETS[preset]["backbone"]
+    is_one = any((asked.size, asked.train_size, asked.weights))
+    return name.partition(SEVERAL)[0] if is_one else name
+
+
 def usual_size(asked: Options | Settings, preset: Preset, backbone: str) -> int | None:
     """Return the side of the pictures where it is not the network's own."""
     is_lite = backbone.startswith("efficientnet-lite")
@@ -234,8 +242,9 @@ def _by_backbone(
 ) -> Layer:
     """Return what fine-tuning does with all of a network, a Lite's last stages, or adapters."""
     layer: Layer = {"backbone": backbone.name}
-    if not _flips(backbone):
-        layer["mirror"] = False
+    # The networks of the default are instead of mirror images; what is asked for gets both.
+    is_enough = options.backbone is None and len(backbone.parts) > 1
+    layer["mirror"] = preset in ("frozen", "finetune") and _flips(backbone) and not is_enough
     if preset != "finetune":
         return layer
     if size := usual_size(options, preset, backbone.name):

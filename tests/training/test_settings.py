@@ -200,7 +200,17 @@ def test_more_dimensions_than_the_features_have(caplog: pytest.LogCaptureFixture
 def test_gray_pictures_are_not_mirrored() -> None:
     """By the small convnet: they show characters. A network for photographs mirrors them."""
     assert not settings_of("gray", 32).mirror
-    assert settings_of("gray", 128).mirror
+    assert settings_of("gray", 128, backbone="efficientnet-lite0").mirror
+
+
+def test_two_networks_are_instead_of_mirror_images() -> None:
+    """By default; whoever names networks, or a size, gets both."""
+    usual = settings_of("pictures")
+    assert usual.backbone == "efficientnet-lite0,efficientnet-lite2"
+    assert not usual.mirror
+    assert settings_of("pictures", backbone=usual.backbone).mirror
+    larger = settings_of("pictures", size=288)
+    assert (larger.backbone, larger.mirror) == ("efficientnet-lite0", True)
     assert settings_of("pictures", 32, mirror=True).mirror
 
 
