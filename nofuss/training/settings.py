@@ -49,7 +49,7 @@ _HEAD: Layer = {
 PRESETS: dict[Preset, Layer] = {
     # Two networks, each with one view of a picture, find more than one with its mirror image, in
     # about the time (docs/lab).
-    "frozen": _HEAD | {"backbone": f"efficientnet-lite0{SEVERAL}efficientnet-lite2"},
+    "frozen": _HEAD | {"backbone": f"efficientnet-lite0{SEVERAL}efficientnet-lite1"},
     "vectors": _HEAD | {"backbone": "identity"},
     "finetune": {
         "backbone": "efficientnet-lite0",
