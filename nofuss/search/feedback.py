@@ -27,7 +27,7 @@ and with no marks nothing changes.
 import dataclasses
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +40,7 @@ from torch import Tensor
 from nofuss.data.corrections import Correction, in_force
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import per_query, scorable
-from nofuss.files import append_lines, csv_text, read_lines
+from nofuss.files import append_lines, read_lines
 from nofuss.ranking.neighbours import nearest
 from nofuss.run.proxies import sample_by_class
 from nofuss.search.folder import FolderIndex
@@ -140,13 +140,6 @@ class Feedback:
         said = self.on_labels.get(item.name, [])
         known = {label for each in said for label in (each.label, each.corrected)}
         return said[0].label if item.label in known else None
-
-    def as_csv(self, names: Mapping[str, str]) -> bytes:
-        """Return query, item, same as a table; names: what to call the items."""
-        words = {True: "same", False: "not the same"}
-        marks = self.marks.items()
-        rows = [(names.get(q, q), names.get(i, i), words[same]) for (q, i), same in marks]
-        return csv_text([("query", "item", "same"), *rows]).encode("utf-8", "backslashreplace")
 
 
 def read_feedback(run: Path) -> Feedback:

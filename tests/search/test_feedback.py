@@ -116,9 +116,7 @@ def test_what_is_no_whole_line_says_nothing(tmp_path: Path, line: str) -> None:
 
 def test_names_of_any_bytes(tmp_path: Path) -> None:
     append(tmp_path, [Mark("caf\udce9", "a\nb", True)])
-    feedback = read_feedback(tmp_path)
-    assert feedback.marks == {("caf\udce9", "a\nb"): True}
-    assert feedback.as_csv({"a\nb": "x"}).decode().splitlines()[1].endswith(",x,same")
+    assert read_feedback(tmp_path).marks == {("caf\udce9", "a\nb"): True}
 
 
 @pytest.mark.slow

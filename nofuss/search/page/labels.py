@@ -1,7 +1,6 @@
 """The page's requests that change it: feedback on results, and what is right of doubtful labels.
 
     POST /api/feedback       keep marks: {query: {item} or {vector}, said: [{item, same}]}
-    GET  /api/feedback.csv   all marks as a table
     POST /api/learn          learn from all marks; POST /api/undo from those before
     GET  /api/labels         doubtful labels with their evidence
     POST /api/labels         what is right: {item, label}, or null to take it back
@@ -10,7 +9,6 @@ What was said is on disk when it is answered. Each act makes a new state from th
 unless the disk has another by now: then the page shows that one, and says so.
 """
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -90,13 +88,8 @@ def routes(page: Page) -> list[Route]:
 
         return handler
 
-    async def table(request: Request) -> Response:
-        headers = {"Content-Disposition": 'attachment; filename="feedback.csv"'}
-        return Response(_table(page.state), media_type="text/csv; charset=utf-8", headers=headers)
-
     return [
         Route("/api/feedback", acts(mark), methods=["POST"]),
-        Route("/api/feedback.csv", table),
         Route("/api/learn", acts(learn), methods=["POST"]),
         Route("/api/undo", acts(undo), methods=["POST"]),
         Route("/api/labels", page.studies(doubts), methods=["GET"]),
@@ -222,13 +215,6 @@ def _commit(index: FolderIndex, state: State) -> State:
     """Put an index in force, with a rule that knows the corrected labels."""
     index.commit(calibrated(corrected(index, state.feedback), state.encoder))
     return replace(state, stored=index)
-
-
-def _table(state: State) -> bytes:
-    """Return all marks as CSV; names are relative to the folder of all items."""
-    names = own(state).names
-    home = os.path.commonpath(names) if all(map(os.path.isabs, names)) else ""
-    return state.feedback.as_csv({n: os.path.relpath(n, home) if home else n for n in names})
 
 
 # ---- doubtful labels: the rule of the report and of `nofuss doctor`, for what the page shows

@@ -50,13 +50,7 @@ function drawBar({ said, count, history }) {
   if (here.length && here.length < results.length) {
     parts.push(button("", "Rest is the same", () => rest(true)), button("", "Rest is not", () => rest(false)));
   }
-  if (count) {
-    parts.push(button("strong", "Learn from this", learn));
-    const table = element("a", "soft", "feedback.csv");
-    table.href = "api/feedback.csv";
-    table.download = "feedback.csv";
-    parts.push(table);
-  }
+  if (count) parts.push(button("strong", "Learn from this", learn));
   if (history) parts.push(button("", "Undo what it learned last", undo));
   $("teach").replaceChildren(...parts);
 }
