@@ -484,6 +484,12 @@ def test_embed_writes_what_train_reads(nofuss: Call, home: Path, photo_run: Path
     assert nofuss("embed", photo_run, home / "photos" / "class 3", "--out", "flat.npz").code == 0
     with np.load("flat.npz") as flat:
         np.testing.assert_allclose(flat["vectors"], arrays["vectors"][12:16], atol=1e-5)
+    # Beside class folders they are left out: among the labels, −1 would be a class.
+    shutil.copytree(home / "photos" / "class 3", "some/class 3")
+    shutil.copy("some/class 3/0.png", "some/loose.png")
+    assert nofuss("embed", photo_run, "some", "--out", "some.npz").code == 0
+    with np.load("some.npz") as some:
+        assert some["labels"].tolist() == [0] * 4
     refused = nofuss("embed", photo_run, home / "vectors.npz", "--out", "v.npz")
     assert "pictures" in one_line(refused, 2)
     assert nofuss("train", "e.npz", "--out", "second").code == 0

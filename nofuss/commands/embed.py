@@ -40,7 +40,7 @@ def main(
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    from nofuss.data.open import open_any, open_usable
+    from nofuss.data.open import open_data, open_usable
     from nofuss.data.readers.folder import (
         labelling_of,  # all here, so that --help does not load torch
     )
@@ -53,7 +53,10 @@ def main(
     labelling = labelling_of(Options() if is_address(run) else Run.open(run).config)
     encoder = load(run, device=device)
     with processes.in_turn():
-        collection = open_usable(open_any(data, labelling), progress=console.progress)
+        opened = open_data(data, labelling=labelling, unlabelled=True)
+        if opened.has_classes:  # −1 in the file would be taken for one
+            opened = opened.subset((opened.labels >= 0).nonzero()[0])
+        collection = open_usable(opened, progress=console.progress)
     processes.check_same("data", collection.fingerprint)
     vectors = encoder.embed_collection(collection, progress=console.progress)
     if processes.first():

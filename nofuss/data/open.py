@@ -55,13 +55,18 @@ ACCEPTED = (
 
 
 def open_data(
-    path: str | Path | None, *, labelling: Labelling = BY_FOLDER, check_values: bool = True
+    path: str | Path | None,
+    *,
+    labelling: Labelling = BY_FOLDER,
+    unlabelled: bool = False,
+    check_values: bool = True,
 ) -> Collection:
     """Recognise the data at `path` and open it; None is the built-in set of characters.
 
     The word "han", where there is no such file, is the set of `han.py`.
 
     labelling: how classes are read from the paths of pictures, where these have no labels.
+    unlabelled: keep pictures outside class folders, see `open_folder`.
     check_values: refuse vectors with NaN or infinity; False returns them as they are.
     """
     if path is None:
@@ -70,7 +75,7 @@ def open_data(
         return open_han()
     path = Path(os.path.expanduser(path))
     if os.path.isdir(path):  # unlike path.is_dir(), no error on names too long
-        opened = _open_directory(path.absolute(), labelling)
+        opened = _open_directory(path.absolute(), labelling, unlabelled)
     elif os.path.isfile(path):
         opened = _open_file(path.absolute(), labelling, check_values)
     else:
@@ -106,7 +111,7 @@ def _open_file(path: Path, labelling: Labelling, check_values: bool) -> Collecti
     raise DataError(f"can't recognise {path}; expected {ACCEPTED}")
 
 
-def _open_directory(folder: Path, labelling: Labelling) -> Collection:
+def _open_directory(folder: Path, labelling: Labelling, unlabelled: bool) -> Collection:
     if layout := layout_of(folder):
         return layout(folder)
     if shards := _inside(folder, ".tar"):
@@ -116,7 +121,9 @@ def _open_directory(folder: Path, labelling: Labelling) -> Collection:
     if is_saved_dataset(folder):
         return open_saved_dataset(folder)
     tables = _inside(folder, ".parquet")
-    return open_parquet(tables, folder) if tables else open_folder(folder, labelling)
+    if tables:
+        return open_parquet(tables, folder)
+    return open_folder(folder, labelling, unlabelled=unlabelled)
 
 
 def _inside(folder: Path, suffix: str) -> list[Path]:
@@ -293,22 +300,3 @@ def _takes_bare_triplets(opened: Collection, config: Options | Settings, doubt: 
         cure = "correct them" if has_pairs else "correct them, or use --assignment dynamic"
         raise DataError(f"{opened.name} can't be trained on groups: {doubt}; {cure}")
     return doubt is not None
-
-
-def open_any(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
-    """Open any data, or a folder of pictures without classes, which has no labels then."""
-    try:
-        return open_data(path, labelling=labelling)
-    except DataError as error:
-        folder = Path(os.path.expanduser(path or "")).absolute()
-        if path is None or not folder.is_dir() or layout_of(folder):
-            raise
-        if not (pictures := find_pictures(folder)):
-            raise
-        return Collection(
-            name=folder.name,
-            layout="folder of pictures",
-            paths=pictures,
-            root=folder,
-            remarks=() if labelling == BY_FOLDER else (f"without labels: {error}",),
-        )

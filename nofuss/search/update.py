@@ -12,11 +12,10 @@ import os
 import time
 from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from nofuss.config import is_named_data
@@ -24,15 +23,8 @@ from nofuss.data import corrections
 from nofuss.data.collection import Collection, printable
 from nofuss.data.columns import cells_of
 from nofuss.data.items import content_keys
-from nofuss.data.open import open_any
-from nofuss.data.readers.benchmarks import layout_of
-from nofuss.data.readers.folder import (
-    BY_FOLDER,
-    Labelling,
-    find_pictures,
-    labelling_of,
-)
-from nofuss.data.triplets import NO_LABEL
+from nofuss.data.open import open_data
+from nofuss.data.readers.folder import labelling_of
 from nofuss.distributed import processes
 from nofuss.errors import DataError, UsageError
 from nofuss.model.encoder import Encoded, Encoder, check_fits, load
@@ -160,26 +152,6 @@ def index_trained(
 # What is there to be indexed
 
 
-def open_items(path: Path | None, labelling: Labelling = BY_FOLDER) -> Collection:
-    """Open any data; pictures outside class folders belong to it too, without a label."""
-    collection = open_any(path, labelling)
-    if path is None or not (path := Path(os.path.expanduser(path))).is_dir() or layout_of(path):
-        return collection
-    path, known = path.absolute(), set(collection.paths)
-    loose = [p for p in find_pictures(path) if p.parent == path and p not in known]
-    if not collection.has_classes or not loose:
-        return collection
-    indexed = {printable(p.relative_to(path)) for p in loose}
-    skipped = tuple(entry for entry in collection.skipped if entry[0] not in indexed)
-    return replace(
-        collection,
-        paths=[*collection.paths, *loose],
-        labels=np.r_[collection.labels, np.full(len(loose), NO_LABEL)],
-        split=None,
-        skipped=skipped,
-    )
-
-
 def source_of(path: Path | None) -> str:
     """Return the name of the data at a path in an index."""
     if path is None:
@@ -205,7 +177,7 @@ def items_of(collection: Collection, path: Path | None) -> list[Item]:
 
 
 def _open(run: Run, data: Path | None, encoder: Encoder) -> Collection:
-    collection = open_items(data, labelling_of(run.config))
+    collection = open_data(data, labelling=labelling_of(run.config), unlabelled=True)
     if run.corrections is not None and source_of(data) == source_of(run.config.data):
         collection = corrections.corrected(collection, run.corrections)
     check_fits(collection, encoder.embedder.backbone)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.data.open import open_data
 from nofuss.data.readers.folder import labelling_of
 from nofuss.errors import DataError, RunError, UsageError, command
 from nofuss.evaluate.intervals import paired_difference
@@ -33,7 +34,7 @@ from nofuss.run.directory import Run
 from nofuss.search.feedback import learned, read_feedback
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, Item
-from nofuss.search.update import items_of, open_items
+from nofuss.search.update import items_of
 from nofuss.search.verdict import calibrated, with_features
 from nofuss.training.finetune import after_training
 from nofuss.training.head import fit_head
@@ -141,7 +142,7 @@ def _features(run: Run, embedder: Embedder, index: FolderIndex, progress: Progre
         if not known:
             continue
         path = None if source == BUILT_IN else Path(source)
-        collection = open_items(path, labelling_of(run.config))
+        collection = open_data(path, labelling=labelling_of(run.config), unlabelled=True)
         rows = {item.name: row for row, item in enumerate(items_of(collection, path))}
         if gone := len(known.keys() - rows.keys()):
             raise DataError(

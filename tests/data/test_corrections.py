@@ -13,7 +13,7 @@ from nofuss.files import csv_text, digest
 from nofuss.run.directory import Run
 from nofuss.search.feedback import FILE, Mark, append
 from nofuss.search.folder import FolderIndex
-from nofuss.search.update import open_items, update_index
+from nofuss.search.update import update_index
 from tests.tiny_run import draw_folder
 
 NAMES = ["red", "blue", "green", "sea/orange", "sea/purple", "sea/gray"]
@@ -106,7 +106,7 @@ def test_an_item_without_a_label_gets_one(data: Path, tmp_path: Path) -> None:
         (data / "red" / f"{i}.png").rename(data / f"{i}.png")
     rows = [Correction(f"{i}.png", "", name) for i, name in enumerate(["blue", sorted(NAMES)[-1]])]
     write_corrections(tmp_path / "file.csv", rows)
-    found = corrected(open_items(data), tmp_path / "file.csv")
+    found = corrected(open_data(data, unlabelled=True), tmp_path / "file.csv")
     row_of = {name: row for row, name in enumerate(found.names)}
     labels = [found.labels[row_of[f"{i}.png"]] for i in range(3)]
     assert [found.class_names[label] for label in labels[:2]] == ["blue", sorted(NAMES)[-1]]

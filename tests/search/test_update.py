@@ -12,7 +12,7 @@ import nofuss
 from nofuss.cli import main
 from nofuss.errors import UsageError
 from nofuss.search import Index
-from nofuss.search.update import Changes, open_items, recall, update_index
+from nofuss.search.update import Changes, recall, update_index
 from tests.tiny_run import CLASSES, draw, draw_folder, untrained_pictures, write_pictures
 
 
@@ -117,16 +117,6 @@ def test_pictures_outside_class_folders_are_indexed_and_other_files_named(
     assert "notes.txt" in printed
     assert "loose.png" not in printed  # it is not skipped
     assert index_of(run).get([str(data / "loose.png")])[0].label is None
-
-
-def test_of_pictures_without_a_class_those_that_are_skipped_stay_named(tmp_path: Path) -> None:
-    for name in ("train/a/1.png", "train/direct.png", "test/b/1.png", "loose.png"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        draw(0, 1).save(tmp_path / name)
-    found = open_items(tmp_path)
-    assert found.paths[-1] == tmp_path / "loose.png"
-    assert found.skipped == (("train/direct.png", "pictures outside any class folder"),)
-    assert found.notes == ("1 pictures outside any class folder skipped: train/direct.png",)
 
 
 def test_a_class_folder_seen_alone_keeps_its_label(run: Path, data: Path) -> None:

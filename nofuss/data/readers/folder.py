@@ -29,6 +29,7 @@ from nofuss.data.collection import (
     skipped_notes,
 )
 from nofuss.data.decode import SUFFIXES
+from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError, UsageError
 
 SPLIT_WORDS = {"train": TRAIN, "test": TEST, "val": TEST, "valid": TEST, "validation": TEST}
@@ -43,6 +44,14 @@ _UNREAD = {
 
 Skipped = list[tuple[Path, str]]
 """As `Collection.skipped`, by path."""
+
+
+class Labelled(NamedTuple):
+    """A picture, its class and its side of the split, or ""."""
+
+    picture: Path
+    label: str
+    side: str = ""
 
 
 class Labelling(NamedTuple):
@@ -98,42 +107,45 @@ def named(skipped: Skipped, root: Path) -> tuple[tuple[str, str], ...]:
     return tuple((printable(relative(path, root)), reason) for path, reason in skipped)
 
 
-def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
-    """Open the pictures below `folder`, labelled by the folder that contains each."""
+def open_folder(
+    folder: Path, labelling: Labelling = BY_FOLDER, *, unlabelled: bool = False
+) -> Collection:
+    """Open the pictures below `folder`, labelled by the folder that contains each.
+
+    unlabelled: keep pictures outside class folders, without a label, also where no others are.
+    """
     skipped = Skipped()
     pictures = sorted(_walk(folder, skipped), key=os.fsencode)
     if not pictures:
-        found = "".join(f"; {note}" for note in skipped_notes(named(skipped, folder)))
+        notes = "".join(f"; {note}" for note in skipped_notes(named(skipped, folder)))
         raise DataError(
             f"{folder} holds no pictures; expected a folder of class folders with "
-            f"JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF files{found}"
+            f"JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF files{notes}"
         )
-    below = [relative(picture, folder) for picture in pictures]
-    tops = _split_folders(below)
-    labelled, loose = list[tuple[Path, str, str]](), list[Path]()
-    for picture, path in zip(pictures, below, strict=True):
-        top = path.parts[0]
-        if tops and top not in tops:
-            beside = f"pictures in {printable(top)}, beside {' and '.join(tops)},"
-            skipped.append((picture, beside if len(path.parts) > 1 else OUTSIDE))
-        elif label := labelling.class_of(path.relative_to(top) if tops else path):
-            labelled.append((picture, label, SPLIT_WORDS[top] if tops else ""))
-        else:
-            loose.append(picture)
-    if not labelled:
-        raise _no_classes(folder, loose, tops, labelling)
-    depth = max(len(Path(label).parts) for _, label, _ in labelled)
-    if labelling.label_pattern is None and depth < (labelling.class_level or 0):
-        raise DataError(
-            f"--class-level is {labelling.class_level}, but the folders in {folder} "
-            f"are {depth} deep; lower it, or leave it out"
+    tops = _split_folders([relative(picture, folder) for picture in pictures])
+    found = [*_labelled(pictures, folder, tops, labelling, skipped)]
+    if wrong := _no_classes(found, folder, tops, labelling):
+        if not unlabelled:
+            raise DataError(wrong)
+        return Collection(
+            name=folder.name,
+            layout="folder of pictures",
+            paths=[each.picture for each in found],
+            root=folder,
+            remarks=() if labelling == BY_FOLDER else (f"without labels: {wrong}",),
+            skipped=named(skipped, folder),
         )
-    unmatched = "pictures that --label-pattern does not match"
-    reason = OUTSIDE if labelling.label_pattern is None else unmatched
-    skipped += [(picture, reason) for picture in loose]
-    labels, names = compact_labels([os.fsencode(label) for _, label, _ in labelled])
+    if not unlabelled:
+        unmatched = "pictures that --label-pattern does not match"
+        reason = OUTSIDE if labelling.label_pattern is None else unmatched
+        skipped += [(each.picture, reason) for each in found if not each.label]
+        found = [each for each in found if each.label]
+    known = [os.fsencode(each.label) for each in found if each.label]
+    labels = np.full(len(found), NO_LABEL, dtype=np.int64)
+    labels[[each.label != "" for each in found]], names = compact_labels(known)
+    sides = [each.side for each in found]
     layout = f"class folders in {' and '.join(tops)}" if tops else "folder of class folders"
-    outermost = {Path(label).parts[0] for _, label, _ in labelled}
+    depth, outermost = _depth(found), {Path(each.label).parts[0] for each in found if each.label}
     hint = (
         f"folders in folders, {depth} deep: the innermost are the classes; `nofuss train "
         f"--class-level 1` makes the {len(outermost):,} outermost the classes"
@@ -142,14 +154,32 @@ def open_folder(folder: Path, labelling: Labelling = BY_FOLDER) -> Collection:
     return Collection(
         name=folder.name,
         layout=layout + labelling.describe(),
-        paths=[picture for picture, _, _ in labelled],
+        paths=[each.picture for each in found],
         root=folder,
         labels=labels,
         class_names=tuple(printable(os.fsdecode(name)) for name in names),
-        split=np.array([side for _, _, side in labelled]) if tops else None,
+        split=np.array(sides) if all(sides) else None,
         remarks=(hint,) if is_nested else (),
         skipped=named(skipped, folder),
     )
+
+
+def _labelled(
+    pictures: list[Path], folder: Path, tops: list[str], labelling: Labelling, skipped: Skipped
+) -> Iterator[Labelled]:
+    """Yield the pictures with what their paths say; note those in folders beside `tops`."""
+    for picture in pictures:
+        path = relative(picture, folder)
+        top, *below = path.parts
+        if not tops:
+            yield Labelled(picture, labelling.class_of(path) or "")
+        elif top in tops:
+            yield Labelled(picture, labelling.class_of(Path(*below)) or "", SPLIT_WORDS[top])
+        elif not below:
+            yield Labelled(picture, "")
+        else:
+            beside = f"pictures in {printable(top)}, beside {' and '.join(tops)},"
+            skipped.append((picture, beside))
 
 
 def _split_folders(pictures: list[Path]) -> list[str]:
@@ -167,20 +197,32 @@ def _split_folders(pictures: list[Path]) -> list[str]:
     return [] if is_class else words
 
 
-def _no_classes(
-    folder: Path, loose: list[Path], tops: list[str], labelling: Labelling
-) -> DataError:
+def _depth(found: list[Labelled]) -> int:
+    """Return how deep the deepest class folder is."""
+    return max(len(Path(each.label).parts) for each in found)
+
+
+def _no_classes(found: list[Labelled], folder: Path, tops: list[str], labelling: Labelling) -> str:
+    """Return why the pictures have no classes as asked, and the cure; empty if they have."""
+    loose = [each.picture for each in found if not each.label]
+    if len(loose) < len(found):
+        if labelling.label_pattern is not None or _depth(found) >= (labelling.class_level or 0):
+            return ""
+        return (
+            f"--class-level is {labelling.class_level}, but the folders in {folder} "
+            f"are {_depth(found)} deep; lower it, or leave it out"
+        )
     if labelling.label_pattern is not None:
-        return DataError(
+        return (
             f"--label-pattern {labelling.label_pattern} matches none of the {len(loose):,} "
             f"pictures in {folder}; the first is {relative(loose[0], folder)}"
         )
     if tops:
-        return DataError(
+        return (
             f"{folder} has pictures directly in {' and '.join(tops)}; put those of "
             "each class into a separate folder there"
         )
-    return DataError(
+    return (
         f"{folder} holds {len(loose):,} pictures but no class folders; put the pictures of each "
         "class into a separate folder, list them in a CSV with path,label, or read classes from "
         "names like robin_17.jpg with --label-pattern '^(.+)_'"

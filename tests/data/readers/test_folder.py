@@ -68,6 +68,22 @@ def test_names_that_look_the_same_are_noted(photos: Path, draw) -> None:
     assert "caf\u00e9" in note
 
 
+def test_pictures_outside_class_folders_may_be_kept_without_a_label(draw, tmp_path: Path) -> None:
+    for name in ("train/a/1", "train/direct", "test/b/1", "loose", "icons/c/1"):
+        draw(f"d/{name}.png")
+    data = open_data(tmp_path / "d", unlabelled=True)
+    assert data.names == ("loose.png", "test/b/1.png", "train/a/1.png", "train/direct.png")
+    assert data.labels.tolist() == [-1, 1, 0, -1]
+    assert data.split is None
+    assert [name for name, _ in data.skipped] == ["icons/c/1.png"]
+    flat = open_data(tmp_path / "d" / "train" / "a", unlabelled=True)
+    assert (flat.names, flat.is_labelled, flat.notes) == (("1.png",), False, ())
+    deep = open_data(tmp_path / "d", labelling=Labelling(class_level=2), unlabelled=True)
+    assert not deep.is_labelled
+    (remark,) = deep.remarks
+    assert "--class-level is 2" in remark
+
+
 @pytest.mark.parametrize("held_out", ["test", "val"])
 def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_out: str) -> None:
     draw("d/train/robin/0.png")
