@@ -75,7 +75,6 @@ def parse(argv: Sequence[str]) -> tuple[str, Call]:
     app.config = (look,)
     if name in COMMANDS:
         app[name].help = None  # its docstring says more than the table
-        app[name].usage = _usage(name, app[name].assemble_argument_collection())
     try:
         command, bound, _ = app.parse_args(
             argv, console=_page(), exit_on_error=False, print_error=False
@@ -126,19 +125,6 @@ def _shown(default: object) -> str | None:
     if default is None or isinstance(default, bool):
         return None
     return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
-
-
-def _usage(name: str, arguments: ArgumentCollection) -> str:
-    """Return the first line of a help page, as `nofuss search RUN PICTURE… [OPTIONS]`."""
-    words = ["nofuss", name]
-    for argument in arguments:
-        if argument.index is not None:
-            several = argument.field_info.kind is argument.field_info.VAR_POSITIONAL
-            word = f"{argument.name}…" if several else argument.name
-            words.append(word if argument.required else f"[{word}]")
-        elif argument.required:
-            words.append(f"{argument.name} {argument.parameter.metavar}")
-    return " ".join([*words, "[OPTIONS]"])
 
 
 def run(name: str, call: Call, *, verbose: bool = False) -> None:
