@@ -453,12 +453,10 @@ def unit(vectors: Array) -> Tensor:
     x = as_tensor(vectors)
     if x.ndim != 2 or not x.shape[1]:
         raise ValueError(f"got vectors of shape {tuple(x.shape)}; expected (N, D)")
-    x = x.detach().to("cpu", torch.float32)
+    x = normalize(x.detach().to("cpu", torch.float32)).contiguous()
     if not x.isfinite().all():
-        raise ValueError("vectors hold NaN or infinity; drop those rows first")
-    # Scale by the largest entry first: the squares of 1e20 and 1e-30 are beyond float32.
-    largest = x.abs().amax(1, keepdim=True)
-    return normalize(x / torch.where(largest > 0, largest, 1.0)).contiguous()
+        raise ValueError("vectors hold NaN, infinity or lengths over 1e19; drop those rows first")
+    return x
 
 
 def _are_unique_strings(values: Any) -> bool:
