@@ -171,14 +171,10 @@ def _means_of(index: Index, rule: OpenSet) -> Means:
 def _compute_means(index: Index, sample: Sequence[Item]) -> Means:
     described = [(item.name, item.label) for item in sample]
     if isinstance(index, FolderIndex):  # all items, but of those without a label only the sample
-        drawn, all_items = (
-            {item.name for item in sample},
-            [*zip(index.names, index.labels, strict=True)],
-        )
-        rows = [
-            i for i, (name, label) in enumerate(all_items) if label is not None or name in drawn
-        ]
-        described = [all_items[row] for row in rows]
+        drawn = {item.name for item in sample}
+        every = [*zip(index.names, index.labels, strict=True)]
+        rows = [i for i, (name, label) in enumerate(every) if label is not None or name in drawn]
+        described = [every[row] for row in rows]
         vectors = index.vectors if len(rows) == len(index) else index.vectors[rows]
     else:
         vectors = _vectors(sample, index)

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from anyio.to_thread import run_sync
@@ -52,7 +52,7 @@ from nofuss.search.page.routes import (
     feedback_on,
     read_query,
 )
-from nofuss.search.page.state import State, reopened
+from nofuss.search.page.state import State, open_state
 from nofuss.search.verdict import calibrated
 
 MOST_AT_ONCE = 500
@@ -66,7 +66,6 @@ SHOWN = 5
 """Neighbours that are shown of an item whose label was corrected."""
 
 Content = dict[str, Any]
-_DOUBTS: WeakKeyDictionary[State, Content] = WeakKeyDictionary()
 Act = Callable[[State, Content], tuple[State, Content]]
 """Of a state and what was sent: the state from now on, and the answer."""
 
@@ -104,15 +103,21 @@ async def _do(page: Page, act: Act, content: Content) -> Content:
         try:
             page.state, answer = await run_sync(act, state, content)
         except OtherOnDiskError:
-            page.state = await run_sync(reopened, state)
+            page.state = await run_sync(_reopened, state)
             raise
         except OSError as error:
-            page.state = now = await run_sync(reopened, state)
-            ended = "nothing changed" if now.version == state.version else "but it is in force"
+            now, ended = await run_sync(_reopened, state), "nothing changed"
+            if now.version != state.version:
+                page.state, ended = now, "but it is in force"
             reason = error.strerror or error
             words = f"files of the run can't be used ({reason}); {ended}"
             raise HTTPException(507, words) from None
     return answer
+
+
+def _reopened(state: State) -> State:
+    """Return what is on disk now."""
+    return open_state(state.run, state.url, rerank=state.rerank)
 
 
 # ---- acts
@@ -232,21 +237,18 @@ def _judged(state: State) -> dict[str, str | None]:
     return {n: each.corrected for n, each in said.items() if each != trained.get(n)}
 
 
+@lru_cache(maxsize=1)
 def doubts(state: State) -> Content:
-    """Return what is doubtful of a state, found once."""
-    if state not in _DOUBTS:
-        _DOUBTS[state] = {"labels": _doubts(state)}
-    return _DOUBTS[state]
+    """Return doubtful labels, copies with different ones, and what was corrected.
 
-
-def _doubts(state: State) -> list[Content]:
-    """Return doubtful labels, copies with different ones, and what was corrected."""
+    A state never changes, so it is searched once, by the first who asks.
+    """
     stored, judged = own(state), _judged(state)
     index = corrected(stored, state.feedback)
     codes = index.codes
     rows = np.flatnonzero(codes >= 0)
     if len(rows) < 3:
-        return []
+        return {"labels": []}
     names, labels = [index.names[row] for row in rows], codes[rows]
     queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
     nearest = neighbours(index.vectors[rows].numpy(), queries=queries)
@@ -269,4 +271,4 @@ def _doubts(state: State) -> list[Content]:
         label = stored.labels[rows[item]]  # as the data say
         return doubt | said | {"label": label, "judged": judged.get(names[item])}
 
-    return [doubt_of(item, *why) for item, why in evidence.items()]
+    return {"labels": [doubt_of(item, *why) for item, why in evidence.items()]}

@@ -6,7 +6,7 @@ replaces it by one assignment, so that no answer is made of two states.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -180,16 +180,3 @@ def open_state(run: Run, url: str | None = None, *, rerank: bool = True) -> Stat
     found = open_search(run, url)
     encoder, stored = found.encoder, found.stored
     return State(run, url, rerank, encoder, stored, found.feedback, Base(run, encoder, stored))
-
-
-def reopened(state: State) -> State:
-    """Return what is on disk now; the map stays drawn where the items are the same."""
-    now = open_state(state.run, state.url, rerank=state.rerank)
-    return replace(now, base=state.base) if _items(now) == _items(state) else now
-
-
-def _items(state: State) -> object:
-    """Return what the items of the run's own index are known by, which names its model too."""
-    assert isinstance(state.stored, FolderIndex), "a database does not change under an act"
-    files = state.stored.manifest.files
-    return state.encoder.digest, files.get("vectors"), files.get("items")
