@@ -124,8 +124,8 @@ class Options:
     """Corrected labels: a run's feedback.jsonl, or a CSV (item,label,corrected)."""
     backbone: Annotated[str | None, _flag(_FURTHER, "NAME", _BY_PRESET)] = None
     """A network by name (nofuss backbones lists them) or timm:NAME; NAME@SIDE shows it pictures of
-    another side. With fixed features several names, with commas between: folds of the classes
-    choose one of them or some side by side. auto: all whose weights are on this machine."""
+    another side. With fixed features several: NAME+NAME are side by side, among NAME,NAME folds of
+    the classes choose. auto: among all whose weights are on this machine."""
     budget_minutes: Annotated[float | None, _flag(_FURTHER, "X", "30")] = None
     """With --backbone auto: how long computing the features may take."""
     weights: Annotated[Path | None, _flag(_FURTHER, "FILE")] = None

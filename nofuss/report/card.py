@@ -14,7 +14,7 @@ from nofuss.config import Settings, to_json
 from nofuss.evaluate.protocol import compared, describe_gain
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.model.backbones import LICENCES, SEVERAL
+from nofuss.model.backbones import BESIDE, LICENCES
 from nofuss.report.report import foreign, plain, read_optional_json, render
 from nofuss.run.choice import BEFORE, CLOSED, NOTHING
 from nofuss.run.directory import Run
@@ -91,7 +91,7 @@ def without_places(command: str) -> str:
 
 def _how(config: Settings, choice: dict[str, Any], model: dict[str, Any]) -> str:
     """Return how the embedding was made, as a part of a sentence."""
-    names = " and ".join(model.get("backbone", config.backbone).split(SEVERAL))
+    names = " and ".join(model.get("backbone", config.backbone).split(BESIDE))
     source = "" if names == "identity" else f" from features of {plain(names)}"
     kept = choice.get("kept")
     if kept == BEFORE:

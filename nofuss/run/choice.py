@@ -73,7 +73,7 @@ class Networks:
     """Which networks are kept of those that were tried, and why."""
 
     kept: str
-    """The name of one, or of several with commas between."""
+    """The name of one, or of several with + between."""
     cheapest: str
     scores: dict[str, dict[str, float]]
     """Networks → Recall@1 and MAP@R of the closed form on the folds."""
@@ -84,7 +84,7 @@ class Networks:
 
     def describe(self) -> str:
         """Return what is kept, what it gains and what it costs."""
-        kept, cost = self.kept.replace(",", " + "), f"{self.milliseconds[self.kept]:.0f} ms a photo"
+        kept, cost = self.kept.replace("+", " + "), f"{self.milliseconds[self.kept]:.0f} ms a photo"
         if self.kept == self.cheapest:
             return f"network: {kept} ({cost}); folds gain nothing significant by the others"
         gains = " and ".join(f"{name} by {_points(gain)}" for name, gain in self.gains.items())
@@ -96,7 +96,7 @@ class Networks:
     def table(self) -> list[tuple[str, float, float, float]]:
         """Return networks, Recall@1, MAP@R, and milliseconds a picture of all that were tried."""
         return [
-            (name.replace(",", " + "), of["recall@1"], of["map@r"], self.milliseconds[name])
+            (name.replace("+", " + "), of["recall@1"], of["map@r"], self.milliseconds[name])
             for name, of in self.scores.items()
         ]
 

@@ -9,6 +9,7 @@ from nofuss.distributed import processes
 from nofuss.distributed.device import choose_device
 from nofuss.errors import UsageError
 from nofuss.model.backbones import (
+    BESIDE,
     OWN,
     PRETRAINED,
     PRETRAINED_NETWORKS,
@@ -57,7 +58,7 @@ def build_model(
         name = _affordable(asked, preset, collection)
     elif isinstance(asked, Options) and asked.budget_minutes is not None:
         raise UsageError("--budget-minutes is for --backbone auto; add it, or drop the budget")
-    if SEVERAL in name:
+    if SEVERAL in name or BESIDE in name:
         for option in ("weights", "size", "train_size"):
             if getattr(asked, option) is not None:
                 raise UsageError(f"--{option.replace('_', '-')} is for one network, not {name}")

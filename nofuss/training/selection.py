@@ -20,6 +20,7 @@ from nofuss.distributed import processes
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import QueryScores, pooled
 from nofuss.model.backbones import (
+    BESIDE,
     SEVERAL,
     Backbone,
     joined,
@@ -48,16 +49,16 @@ def choose_networks(
 ) -> tuple[Embedder, Tensor | None, Networks | None]:
     """Return an embedder of the networks that are kept, their features (N, F), and the choice.
 
-    features: (N, F) of each network; none where training starts at random. Where there are no
-    classes to choose by, all networks are kept.
+    features: (N, F) of each network; none where training starts at random. Where nothing is to be
+    chosen, or there are no classes to choose by, all networks are kept.
     """
-    parts = embedder.backbone.parts
-    if len(parts) == 1:
-        return embedder, features[0] if features else None, None
-    folds = class_folds(task.labels) if task.whole.is_labelled else []
-    if not folds:
+    parts, is_choice = embedder.backbone.parts, SEVERAL in task.settings.backbone
+    folds = class_folds(task.labels) if is_choice and task.whole.is_labelled else []
+    if is_choice and not folds:
         log.info("too few classes to choose networks by: all are kept, side by side")
-        return embedder, joined(features), None
+        embedder.backbone.name = BESIDE.join(part.name for part in parts)
+    if not folds:
+        return embedder, joined(features) if features else None, None
     work = [multiplications(part) for part in parts]
     order = sorted(range(len(parts)), key=work.__getitem__)
     by_cost = [parts[i] for i in order]
@@ -72,7 +73,7 @@ def choose_networks(
     # Rounding may differ between machines: of several processes the first decides.
     made = Networks(**json.loads(processes.from_first(decide)))
     log.info(made.describe())
-    names = made.kept.split(SEVERAL)
+    names = made.kept.split(BESIDE)
     kept = side_by_side([part for part in by_cost if part.name in names])
     embedder = build_embedder(
         kept, dim=embedder.dim, root=embedder.root, mirror=kept.mirror, seed=task.settings.seed
@@ -132,7 +133,7 @@ def _described(
 
     networks: of a copy `for_inference`.
     """
-    called = {chosen: SEVERAL.join(networks[i].name for i in chosen) for chosen in tried}
+    called = {chosen: BESIDE.join(networks[i].name for i in chosen) for chosen in tried}
     spent = [1000 * network.views / measured_speed(network) for network in networks]
     ours, first = tried[best], tried[0,]
     return Networks(

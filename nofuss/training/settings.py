@@ -14,7 +14,7 @@ from nofuss.config import Options, Preset, Settings, check_limits
 from nofuss.data.open import TEST_FRACTION, TrainingData
 from nofuss.errors import RunError, UsageError
 from nofuss.losses import INSTANCE_LOSSES
-from nofuss.model.backbones import OWN, SEVERAL, Backbone
+from nofuss.model.backbones import BESIDE, OWN, Backbone
 from nofuss.model.stages import ALL, check_unfreeze
 
 log = logging.getLogger("nofuss")
@@ -49,7 +49,7 @@ _HEAD: Layer = {
 PRESETS: dict[Preset, Layer] = {
     # Two networks, each with one view of a picture, find more than one with its mirror image, in
     # about the time (docs/lab).
-    "frozen": _HEAD | {"backbone": f"efficientnet-lite0{SEVERAL}efficientnet-lite1"},
+    "frozen": _HEAD | {"backbone": f"efficientnet-lite0{BESIDE}efficientnet-lite1"},
     "vectors": _HEAD | {"backbone": "identity"},
     "finetune": {
         "backbone": "efficientnet-lite0",
@@ -166,7 +166,7 @@ def usual_backbone(asked: Options | Settings, preset: Preset) -> str:
     """Return the network of a preset: one alone where a size or weights are asked for."""
     name: str = PRESETS[preset]["backbone"]
     is_one = any((asked.size, asked.train_size, asked.weights))
-    return name.partition(SEVERAL)[0] if is_one else name
+    return name.partition(BESIDE)[0] if is_one else name
 
 
 def usual_size(asked: Options | Settings, preset: Preset, backbone: str) -> int | None:

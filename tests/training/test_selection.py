@@ -70,6 +70,7 @@ def test_cost_is_that_of_the_operations() -> None:
     [
         ({"backbone": "efficientnet-lite0,efficientnet-lite0"}, "names a network twice"),
         ({"backbone": "efficientnet-lite0,convnet"}, "convnet can't stand beside others"),
+        ({"backbone": f"efficientnet-lite0,{TWO.replace(',', '+')}"}, "can't stand beside others"),
         ({"backbone": "efficientnet-lite0,lite9"}, "unknown backbone 'lite9'"),
         ({"backbone": TWO, "preset": "finetune"}, "several networks stay as they are"),
         ({"backbone": TWO, "size": 64}, "--size is for one network"),
@@ -125,7 +126,7 @@ def test_a_run_holds_all_its_networks(run: Path) -> None:
     expected = normalize(head(encoder.embedder.to_head(torch.cat(features, 1)))).detach()
     torch.testing.assert_close(encoder.embed(paths), expected, atol=1e-4, rtol=0)
     stored = json.loads((run / "model" / "model.json").read_text())
-    assert stored["backbone"] == TWO
+    assert stored["backbone"] == TWO.replace(",", "+")
     assert len(stored["preprocessing"]) == 2
 
 

@@ -206,7 +206,7 @@ def test_gray_pictures_are_not_mirrored() -> None:
 def test_two_networks_are_instead_of_mirror_images() -> None:
     """By default; whoever names networks, or a size, gets both."""
     usual = settings_of("pictures")
-    assert usual.backbone == "efficientnet-lite0,efficientnet-lite1"
+    assert usual.backbone == "efficientnet-lite0+efficientnet-lite1"
     assert not usual.mirror
     assert settings_of("pictures", backbone=usual.backbone).mirror
     larger = settings_of("pictures", size=288)
