@@ -100,8 +100,6 @@ class ProxyLoss(nn.Module, ABC):
     """Whether there is a chunked form."""
     fuses_few: ClassVar[bool] = False
     """Whether it is faster for few proxies too."""
-    needs_scale: ClassVar[bool] = True
-    """False if another scale is the same as another margin."""
     free_norms: ClassVar[bool] = True
     """Whether `scale=None` leaves the norms free; False if the loss is made of cosines."""
     needs_whole: ClassVar[bool] = False

@@ -1,7 +1,7 @@
 """Proxy-Triplet: the margin triplet loss, Eq. 3, over proxies."""
 
 from functools import partial
-from typing import ClassVar, Unpack
+from typing import Unpack
 
 from torch import Tensor
 
@@ -49,8 +49,6 @@ class ProxyTriplet(ProxyLoss):
         margin, since the hinge is linear. None leaves the norms free.
     margin: M, from 0 up.
     """
-
-    needs_scale: ClassVar[bool] = False
 
     def __init__(
         self,
