@@ -4,7 +4,6 @@
     labels | y | targets                                        (N,), numbers or words
     classes | class_names                                       (C,), optional
     split                                                       (N,) of train and test, optional
-    is_evaluation_class                                         (C,) of bool, optional
     triplets                                                    (T, 3) of rows, instead of labels
     pairs                                                       (M, 3) of two rows and 1 if alike
 
@@ -164,24 +163,16 @@ def _class_names(values: NDArray[Any], names: NDArray[Any] | None) -> tuple[str,
 
 
 def _split(arrays: Arrays, labels: NDArray[Any]) -> NDArray[np.str_] | None:
-    if "split" in arrays:
-        split = arrays["split"]
-        if split.shape != labels.shape or split.dtype.kind not in "US":
-            raise DataError("split must have one entry per item, train or test")
-        if split.dtype.kind == "S":
-            split = np.char.decode(split, "latin-1")
-        split = np.char.lower(split)
-        _check_rows(np.isin(split, (TRAIN, TEST)), "split is neither train nor test")
-        return split
-    if "is_evaluation_class" in arrays:
-        held_out = arrays["is_evaluation_class"]
-        numbers = labels.dtype.kind in "iu" and held_out.ndim == 1 and held_out.dtype == bool
-        if not numbers or labels.min() < 0 or labels.max() >= len(held_out):
-            raise DataError(
-                "is_evaluation_class does not fit the labels; expected one bool per class"
-            )
-        return np.where(held_out[labels], TEST, TRAIN)
-    return None
+    if "split" not in arrays:
+        return None
+    split = arrays["split"]
+    if split.shape != labels.shape or split.dtype.kind not in "US":
+        raise DataError("split must have one entry per item, train or test")
+    if split.dtype.kind == "S":
+        split = np.char.decode(split, "latin-1")
+    split = np.char.lower(split)
+    _check_rows(np.isin(split, (TRAIN, TEST)), "split is neither train nor test")
+    return split
 
 
 def _as_comparisons(rows: NDArray[Any], kind: Any, count: int) -> Comparisons:

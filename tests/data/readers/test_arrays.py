@@ -56,14 +56,14 @@ def test_pictures_in_any_common_order_of_axes(tmp_path: Path) -> None:
         np.testing.assert_array_equal(data.array, color)
 
 
-def test_class_names_and_splits_by_item_or_by_class(tmp_path: Path) -> None:
-    labels = np.array([0, 2, 2, 0, 2])
-    more = {"classes": np.array(["a", "b", "c"]), "is_evaluation_class": np.array([0, 1, 1]) > 0}
-    data = open_data(npz(tmp_path, images=IMAGES, labels=labels, **more))
+def test_class_names_and_splits(tmp_path: Path) -> None:
+    more = {
+        "labels": np.array([0, 2, 2, 0, 2]),
+        "classes": np.array(["a", "b", "c"]),
+        "split": np.array(["train", "TEST", "test", "train", "test"]),
+    }
+    data = open_data(npz(tmp_path, images=IMAGES, **more))
     assert data.class_names == ("a", "c")
-    assert data.split.tolist() == ["train", "test", "test", "train", "test"]
-    split = np.array(["train", "TEST", "test", "train", "test"])
-    data = open_data(npz(tmp_path, X=X, labels=labels, split=split))
     assert data.split.tolist() == ["train", "test", "test", "train", "test"]
 
 
@@ -108,7 +108,6 @@ def with_holes() -> np.ndarray:
         ({"X": X, "y": np.arange(5), "split": np.array(["a"] * 5)}, "split .*rows 0"),
         ({"X": X, "y": np.arange(5), "split": np.array("train")}, "split"),
         ({"X": X, "y": np.arange(5), "split": np.array([b"\xff"] * 5)}, "split"),
-        ({"X": X, "y": np.arange(5), "is_evaluation_class": X[0] > 0}, "is_evaluation_class"),
         ({"X": X, "y": np.array([2.0**53, 2.0**53 + 2] * 2 + [0])}, "float64"),
         ({"X": X, "triplets": np.empty((0, 3), np.int64)}, "triplets"),
         ({"X": X, "pairs": np.array(3)}, "pairs"),
