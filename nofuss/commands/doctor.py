@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from cyclopts import Parameter
-from numpy.typing import NDArray
 
 from nofuss.commands import console
 from nofuss.config import Options
@@ -24,7 +23,6 @@ if TYPE_CHECKING:  # imported where they are needed, so that --help does not loa
 log = logging.getLogger("nofuss")
 
 _SHOWN = 10  # findings of a kind on the screen; --json has all
-_BAR = 40
 
 
 def main(
@@ -98,8 +96,6 @@ class Diagnosis:
     classes: int
     per_class: dict[str, float] = field(default_factory=dict)
     """min, median, max."""
-    histogram: list[tuple[str, int]] = field(default_factory=list)
-    """Items per class, in doubling steps → number of classes."""
     notes: list[str] = field(default_factory=list)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     """Name and reason of each file that is not read at all."""
@@ -125,7 +121,6 @@ def diagnose(
         sizes = np.bincount(collection.labels, minlength=collection.num_classes)
         steps = {"min": sizes.min(), "median": np.median(sizes), "max": sizes.max()}
         diagnosis.per_class = {name: float(size) for name, size in steps.items()}
-        diagnosis.histogram = histogram(sizes)
         if single := int((sizes == 1).sum()):
             diagnosis.notes.append(f"{single:,} classes have one item, which has no match to find")
     unusable = scan_pictures(collection, progress=progress).unreadable
@@ -152,15 +147,6 @@ def diagnose(
         with working(progress, "finding the neighbours of all items"):
             diagnosis.doubtful_labels = doubts_of(vectors, subset)
     return diagnosis
-
-
-def histogram(sizes: NDArray[np.int64]) -> list[tuple[str, int]]:
-    """Count the classes with 1, 2–3, 4–7, … items, from the smallest step in use to the largest."""
-    steps = np.floor(np.log2(np.maximum(sizes, 1))).astype(int)
-    return [
-        (str(2**s) if s == 0 else f"{2**s:,}–{2 ** (s + 1) - 1:,}", int((steps == s).sum()))
-        for s in range(int(steps.min()), int(steps.max()) + 1)
-    ]
 
 
 def doubts_of(vectors: "Tensor", collection: "Collection") -> list[Doubt]:
@@ -201,11 +187,6 @@ def _show(diagnosis: Diagnosis) -> None:
     if diagnosis.per_class:
         low, middle, high = (diagnosis.per_class[name] for name in ("min", "median", "max"))
         console.say(f"items per class: {low:,.0f} to {high:,.0f}, median {middle:,.1f}")
-        most = max(count for _, count in diagnosis.histogram)
-        width = max(len(step) for step, _ in diagnosis.histogram)
-        for step, count in diagnosis.histogram:
-            bar = "█" * -(-_BAR * count // most)
-            console.say(f"  {step:>{width}} items  {bar} {count:,} classes")
     for note in diagnosis.notes:
         console.say(f"note: {note}")
     unusable = [

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from nofuss.cli import main
-from nofuss.commands.doctor import diagnose, doubts_of, histogram
+from nofuss.commands.doctor import diagnose, doubts_of
 from nofuss.data.collection import Collection
 from nofuss.data.open import open_data
 from nofuss.geometry import normalize
@@ -65,7 +65,6 @@ def test_what_was_planted_is_found(sick: Path) -> None:
     near = {tuple(sorted(g.items)): g.classes for g in found.near_duplicates}
     assert near == {("<cat>/1.png", "ant/near.jpg"): ["<cat>", "ant"]}
     assert found.per_class == {"min": 4, "median": 6, "max": 7}
-    assert found.histogram == [("4–7", 3)]
     assert found.doubtful_labels is None
 
 
@@ -178,10 +177,6 @@ def test_it_says_that_no_label_is_doubted(tmp_path: Path, capsys: Capture) -> No
     save_model(made.model, embedder)
     assert main(["doctor", str(tmp_path / "data.npz"), "--run", str(made.path)]) == 0
     assert "doubtful labels: none" in capsys.readouterr().out
-
-
-def test_histogram_by_hand() -> None:
-    assert histogram(np.array([1, 1, 2, 3, 9])) == [("1", 2), ("2–3", 2), ("4–7", 0), ("8–15", 1)]
 
 
 def test_the_suggested_command_reads_the_classes_alike(tmp_path: Path, capsys: Capture) -> None:
