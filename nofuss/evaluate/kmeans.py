@@ -9,7 +9,6 @@ with published figures. Everything is computed in blocks: memory is O(N·D + blo
 """
 
 from collections.abc import Iterator
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,60 +21,33 @@ SAMPLE = 64  # vectors a cluster to start from, where there are more than twice 
 ITERATIONS_OF_SAMPLE = 5
 BLOCK = 384  # rows and columns of one product, which then stays in a core's cache
 
-Seeding = Literal["k-means++", "random"]
 
-
-def kmeans(
-    vectors: Array,
-    k: int,
-    *,
-    seed: int,
-    restarts: int = 1,
-    iterations: int = 100,
-    seeding: Seeding = "k-means++",
-) -> tuple[Tensor, Tensor]:
-    """Return centroids (k, D) and clusters (N,) of the restart with the least inertia.
+def kmeans(vectors: Array, k: int, *, seed: int, iterations: int = 100) -> tuple[Tensor, Tensor]:
+    """Return centroids (k, D) and clusters (N,).
 
     A cluster that loses its last vector takes the one farthest from its centroid, so none is empty.
     """
     x = vectors_of(vectors, name="vectors")
     if not 1 <= k <= len(x):
         raise ValueError(f"k is {k}; expected 1 to {len(x)}, the number of vectors")
-    if restarts < 1 or iterations < 1:
-        raise ValueError(f"restarts={restarts}, iterations={iterations}; expected 1 or more")
-    if seeding not in ("k-means++", "random"):
-        raise ValueError(f"unknown seeding {seeding!r}; choose from k-means++, random")
+    if iterations < 1:
+        raise ValueError(f"iterations is {iterations}; expected 1 or more")
     # |x|² + |c|² − 2 x·c loses digits where vectors are long beside their distances: centered,
     # they are as short as can be. In units of the largest entry no square overflows or vanishes.
     center = x.mean(0)
     x = x - center
     unit = x.abs().max().clamp_min(torch.finfo(x.dtype).tiny)
     x = x / unit
-    generator = torch.Generator().manual_seed(seed)
-    runs = []
-    for _ in range(restarts):
-        assignment = _lloyd(x, _start(x, k, seeding, generator), iterations)
-        centroids = _means(x, assignment, k)
-        total = inertia(x, centroids, assignment) if restarts > 1 else 0.0
-        runs.append((total, centroids, assignment))
-    _, centroids, assignment = min(runs, key=lambda run: run[0])
-    return centroids * unit + center, assignment
+    assignment = _lloyd(x, _start(x, k, torch.Generator().manual_seed(seed)), iterations)
+    return _means(x, assignment, k) * unit + center, assignment
 
 
-def inertia(vectors: Array, centroids: Tensor, assignment: Tensor) -> float:
-    """Return the sum of squared distances of the vectors to the centroids of their clusters."""
-    x = vectors_of(vectors, name="vectors")
-    return float((x - centroids[assignment]).double().square().sum())
-
-
-def _start(x: Tensor, k: int, seeding: Seeding, generator: torch.Generator) -> Tensor:
+def _start(x: Tensor, k: int, generator: torch.Generator) -> Tensor:
     """Return the first centroids (k, D).
 
     Of many vectors a cluster, some are enough to find where clusters are: k-means++ and a few
     iterations on a sample cost less than one iteration on all, and save several.
     """
-    if seeding == "random":
-        return x[torch.randperm(len(x), generator=generator)[:k].to(x.device)]
     if len(x) <= 2 * SAMPLE * k:
         return x[plus_plus(x, k, generator)]
     some = x[torch.randperm(len(x), generator=generator)[: SAMPLE * k].to(x.device)]
