@@ -235,17 +235,27 @@ def set_side(backbone: Backbone, side: int) -> None:
     backbone.preprocessing = replace(backbone.preprocessing, size=side, resize=resize)
 
 
-@torch.no_grad()
 def check_side(backbone: Backbone, side: int, flag: str = "--size") -> None:
     """Raise UsageError if the network can't take pictures of that side."""
-    network = copy.deepcopy(backbone.network).eval()
-    try:
-        network(torch.zeros(1, backbone.channels, side, side, device=device_of(network)))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise UsageError(
-            f"{backbone.name} can't take pictures of {side} pixels ({reason}); try another {flag}"
-        ) from None
+    _features_of_example(backbone.name, backbone.network, backbone.channels, side, flag)
+
+
+@torch.no_grad()
+def _features_of_example(
+    name: str, network: nn.Module, channels: int, side: int, flag: str = "size"
+) -> Any:
+    """Return what a network makes of one black picture; UsageError if it can't take that side.
+
+    On the meta device, where nothing is computed, if the network's operations allow it.
+    """
+    reason = ""
+    for device in ("meta", device_of(network)):
+        example = torch.zeros(1, channels, side, side, device=device)
+        try:
+            return copy.deepcopy(network).to(device).eval()(example)
+        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())[:200]
+    raise UsageError(f"{name} can't take pictures of {side} pixels ({reason}); try another {flag}")
 
 
 def own_backbone(network: nn.Module, preprocessing: Preprocessing | None = None) -> Backbone:
@@ -339,22 +349,9 @@ def timm_backbone(
     return Backbone(name, network, width, channels=channels, preprocessing=preprocessing)
 
 
-@torch.no_grad()
 def feature_width(name: str, network: nn.Module, channels: int, size: int) -> int:
-    """Return the length of a network's features: measured, since some end with more layers.
-
-    On the meta device, where nothing is computed, if the network's operations allow it.
-    """
-    features, reason = None, ""
-    for device in ("meta", device_of(network)):
-        planned = copy.deepcopy(network).to(device).eval()
-        try:
-            features = planned(torch.zeros(1, channels, size, size, device=device))
-            break
-        except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
-    else:
-        raise UsageError(f"{name} can't take pictures of {size} pixels ({reason}); try another")
+    """Return the length of a network's features: measured, since some end with more layers."""
+    features = _features_of_example(name, network, channels, size)
     if not isinstance(features, Tensor) or features.ndim != 2:
         shape = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise UsageError(f"{name} maps a picture to {shape}; expected (1, F): pool its features")
