@@ -33,6 +33,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from nofuss.errors import one_line
 from nofuss.files import Bytes, digest
 
 VERSION = b"1"
@@ -194,8 +195,8 @@ class Rows:
                 _delete(self.file)
 
     def _warn(self, problem: object) -> None:
-        reason = " ".join(str(problem).split())
-        warnings.warn(f"{self.file} is damaged ({reason}) and made again", stacklevel=3)
+        what = f"{self.file} is damaged ({one_line(problem)}) and made again"
+        warnings.warn(what, stacklevel=3)
 
 
 def holds_blob(name: str) -> bool:

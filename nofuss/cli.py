@@ -24,7 +24,7 @@ from cyclopts import (
 from rich.console import Console
 
 from nofuss import __version__
-from nofuss.errors import NofussError, UsageError, unknown_name
+from nofuss.errors import NofussError, UsageError, one_line, unknown_name
 
 COMMANDS = {
     "train": "Learn a distance from labelled data and score it on classes not seen in training.",
@@ -94,7 +94,7 @@ def _misuse(error: CycloptsError) -> str:
         return f"{error.argument.name} {'needs a value' if is_there else 'is missing'}"
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         return f"too many arguments: {' '.join(error.unused_tokens)}"
-    message = " ".join(str(error).split())
+    message = one_line(error)
     return message[0].lower() + message[1:]
 
 

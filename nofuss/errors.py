@@ -61,6 +61,11 @@ class HubError(NofussError):
     """A model hub can't be reached, or refuses."""
 
 
+def one_line(said: object) -> str:
+    """Return what an exception says, which may be several lines, in one."""
+    return " ".join(str(said).split())
+
+
 def visible(text: str) -> str:
     """Return the text with every character escaped that a terminal would act on, or not show."""
     if text.isprintable():

@@ -93,6 +93,12 @@ def paired_difference(
     return Difference(float(gap.mean()), *ends)
 
 
+def in_points(gain: Sequence[float]) -> str:
+    """Return a mean difference and its interval in words: "+4.10 points (95%: +3.02 to +5.21)"."""
+    mean, low, high = (100 * value for value in gain)
+    return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"
+
+
 def t_interval(values: Sequence[float]) -> Interval | None:
     """Return the 95% interval of Student's t around the mean; None for a single value."""
     if len(values) < 2:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.evaluate.intervals import class_intervals, paired_difference
+from nofuss.evaluate.intervals import class_intervals, in_points, paired_difference
 from nofuss.evaluate.nmi import (
     adjusted_mutual_information,
     cluster,
@@ -318,15 +318,13 @@ def of_hundred(fraction: float) -> int:
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
-    words = []
-    names = ("recall@1", "recall@8", "map@r", "ordered")
-    labels = ("Recall@1", "Recall@8", "MAP@R", "right order")
-    for label, name in zip(labels, names, strict=True):
-        if name not in gain:
-            continue
-        mean, low, high = (100 * value for value in gain[name])
-        words.append(f"{label} {mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})")
-    return ", ".join(words)
+    labels = {
+        "recall@1": "Recall@1",
+        "recall@8": "Recall@8",
+        "map@r": "MAP@R",
+        "ordered": "right order",
+    }
+    return ", ".join(f"{labels[name]} {in_points(gain[name])}" for name in labels if name in gain)
 
 
 def class_sums(queries: QueryScores) -> dict[str, list[float]]:

@@ -26,7 +26,7 @@ from torch.amp import autocast
 
 from nofuss.config import Precision, Preprocessing
 from nofuss.distributed.device import device_of
-from nofuss.errors import RunError, UsageError, unknown_name
+from nofuss.errors import RunError, UsageError, one_line, unknown_name
 from nofuss.files import check_regular, digest, load_tensors, memory, tensor_parts
 from nofuss.geometry import normalize
 from nofuss.model.inception import InceptionBN, from_public_layout
@@ -254,7 +254,7 @@ def _features_of_example(
         try:
             return copy.deepcopy(network).to(device).eval()(example)
         except (AssertionError, RuntimeError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)[:200]
     raise UsageError(f"{name} can't take pictures of {side} pixels ({reason}); try another {flag}")
 
 

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nofuss.errors import RunError
+from nofuss.errors import RunError, one_line
 from nofuss.files import load_tensors, read_json, sha256, write_by_content, write_json
 from nofuss.geometry import normalize
 
@@ -123,7 +123,7 @@ def read_in_force(folder: Path, model: str, read: Callable[[Manifest], _Read]) -
         except Exception as error:  # damaged bytes can make their readers raise anything
             if left and isinstance(error, FileNotFoundError):
                 continue  # a writer has just replaced it
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            reason = one_line(f"{type(error).__name__}: {error}")
             raise RunError(
                 f"the index in {folder} can't be read ({reason}); delete the folder and make it "
                 "again: nofuss index RUN DIR"

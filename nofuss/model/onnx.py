@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from nofuss.cache import blob, holds_blob, name_of
 from nofuss.distributed.device import device_of
-from nofuss.errors import UsageError
+from nofuss.errors import UsageError, one_line
 from nofuss.geometry import normalize
 from nofuss.model.backbones import Backbone
 from nofuss.model.embedder import Embedder, for_inference
@@ -124,7 +124,7 @@ def _accelerate(backbone: Backbone, views: int, progress: Progress) -> None:
             graph = blob(name, partial(_export_features, backbone, progress))
             backbone.network = OnnxNetwork(backbone.network, graph)
         except Exception as error:  # of the exporter, or of onnxruntime
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)[:200]
             warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
 
 

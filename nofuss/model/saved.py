@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 from nofuss.config import Precision, Preprocessing, from_json
-from nofuss.errors import NofussError, RunError, UsageError
+from nofuss.errors import NofussError, RunError, UsageError, one_line
 from nofuss.files import (
     JSON_LIMIT,
     json_bytes,
@@ -208,7 +208,7 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
     except NofussError:
         raise
     except (TypeError, ValueError, RuntimeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise RunError(f"{folder / DESCRIPTION} is damaged ({reason}); restore it") from None
     for part, look in zip(parts, looks, strict=True):
         part.preprocessing = look

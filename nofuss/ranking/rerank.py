@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.intervals import class_intervals, paired_difference
+from nofuss.evaluate.intervals import class_intervals, in_points, paired_difference
 from nofuss.evaluate.protocol import KS, scorable
 from nofuss.evaluate.retrieval import classes_of, shared_classes
 from nofuss.geometry import Array, as_tensor, normalize
@@ -275,7 +275,7 @@ class Rerank:
 
     def describe(self) -> str:
         """Return one line for the user."""
-        recall, average = (_points(self.gains[name]) for name in ("recall@8", "map@r"))
+        recall, average = (in_points(self.gains[name]) for name in ("recall@8", "map@r"))
         change = f"Recall@8 by {recall}, MAP@R by {average}"
         if not self.on:
             return f"search ranks by distance alone: re-ranking would change {change}"
@@ -298,11 +298,6 @@ class Rerank:
         ):
             raise ValueError("rerank has invalid gains")
         return made
-
-
-def _points(gain: Sequence[float]) -> str:
-    mean, low, high = (100 * value for value in gain)
-    return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"
 
 
 def choose_reranking(

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from nofuss.evaluate.intervals import in_points
 from nofuss.model.whitening import Recipe
 
 NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
@@ -53,7 +54,7 @@ class Choice:
         if self.kept == TRAINED:
             what, pair = "training", f"{TRAINED} over {CLOSED}"
         changes = " and ".join(
-            f"{name} by {_points(self.gains[pair][key])}"
+            f"{name} by {in_points(self.gains[pair][key])}"
             for key, name in (("recall@1", "Recall@1"), ("map@r", "MAP@R"))
         )
         return f"{what} changes {changes}"
@@ -87,7 +88,7 @@ class Networks:
         kept, cost = self.kept.replace("+", " + "), f"{self.milliseconds[self.kept]:.0f} ms a photo"
         if self.kept == self.cheapest:
             return f"network: {kept} ({cost}); folds gain nothing significant by the others"
-        gains = " and ".join(f"{name} by {_points(gain)}" for name, gain in self.gains.items())
+        gains = " and ".join(f"{name} by {in_points(gain)}" for name, gain in self.gains.items())
         return (
             f"networks: {kept} ({cost} instead of {self.milliseconds[self.cheapest]:.0f}), which "
             f"change {gains} over {self.cheapest} on folds"
@@ -99,8 +100,3 @@ class Networks:
             (name.replace("+", " + "), of["recall@1"], of["map@r"], self.milliseconds[name])
             for name, of in self.scores.items()
         ]
-
-
-def _points(gain: Sequence[float]) -> str:
-    mean, low, high = (100 * value for value in gain)
-    return f"{mean:+.2f} points (95%: {low:+.2f} to {high:+.2f})"

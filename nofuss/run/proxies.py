@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.errors import RunError
+from nofuss.errors import RunError, one_line
 from nofuss.files import digest, load_tensors, tensor_bytes, tensor_parts, write_file
 
 FILE = "proxies.safetensors"
@@ -83,8 +83,7 @@ def load_proxies(run: Path, model: str, dim: int) -> RunProxies:
             raise ValueError("its parts do not fit each other")
         return kept
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{file} is damaged ({reason}); delete it or train again") from None
+        raise RunError(f"{file} is damaged ({one_line(error)}); delete it or train again") from None
 
 
 def _checksum(about: dict[str, Any], tensors: dict[str, Tensor]) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from nofuss.distributed.processes import first, from_first
 from nofuss.distributed.shard import Shard
-from nofuss.errors import RunError
+from nofuss.errors import RunError, one_line
 from nofuss.files import check_regular, for_file, parse_json, write_file
 
 log = logging.getLogger("nofuss")
@@ -119,8 +119,8 @@ def _verify(path: Path) -> None:
             if about["sha256"] != _checksum(about["state"], tensors):
                 raise RunError(f"{path} is damaged: its checksum differs")
     except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise RunError(f"{path} can't be read ({type(error).__name__}: {reason})") from None
+        reason = one_line(f"{type(error).__name__}: {error}")
+        raise RunError(f"{path} can't be read ({reason})") from None
 
 
 def _read(path: Path, sharded: Sharded | None) -> Checkpoint:

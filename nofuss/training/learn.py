@@ -18,7 +18,7 @@ from torch import Tensor
 from nofuss.data.open import open_data
 from nofuss.data.readers.folder import labelling_of
 from nofuss.errors import DataError, RunError, UsageError, command
-from nofuss.evaluate.intervals import paired_difference
+from nofuss.evaluate.intervals import in_points, paired_difference
 from nofuss.evaluate.protocol import QueryScores, per_query, pooled, scorable
 from nofuss.files import read_json
 from nofuss.geometry import normalize
@@ -188,10 +188,9 @@ def _is_gain(old: QueryScores, new: QueryScores) -> bool:
         ("Recall@1", old.recall, new.recall),
     ):
         gain = paired_difference(b, a, old.labels)
-        mean, low, high = (100 * value for value in gain)
         log.info(
-            f"the added classes' {name}: {100 * a.mean():.1f} before, {100 * b.mean():.1f} after "
-            f"({mean:+.1f}, 95%: {low:+.1f} to {high:+.1f})"
+            f"the added classes' {name}: {100 * a.mean():.2f} before, {100 * b.mean():.2f} after, "
+            f"{in_points(gain)}"
         )
         is_kept &= gain.high >= 0
     if not is_kept:

@@ -30,7 +30,7 @@ from nofuss.data.scan import ScanReport, report_on, scan_pictures
 from nofuss.data.split import FEWEST_CLASSES, Rows, classes_in, split_of
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
-from nofuss.errors import DataError, TrainingError, UsageError
+from nofuss.errors import DataError, TrainingError, UsageError, one_line
 from nofuss.files import write_file
 from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -380,5 +380,5 @@ def _failures_explained(run: Run) -> Iterator[None]:
         log.info(f"stopped; resume with: {run.resume_command}")
         raise
     except (PictureError, OSError, SafetensorError) as error:  # gone, or a full or failing disk
-        reason = " ".join(str(error).split())
+        reason = one_line(error)
         raise TrainingError(f"{reason}; fix it, then resume with: {run.resume_command}") from error
