@@ -16,7 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nofuss.evaluate.intervals import class_intervals, in_points, paired_difference
+from nofuss.evaluate.intervals import (
+    Difference,
+    class_intervals,
+    in_points,
+    paired_difference,
+)
 from nofuss.evaluate.nmi import (
     adjusted_mutual_information,
     cluster,
@@ -63,8 +68,7 @@ def scorable(labels: Any) -> bool:
 # Single queries
 
 
-@dataclass(frozen=True)
-class QueryScores:
+class QueryScores(NamedTuple):
     """Scores of queries, one each: Recall@1 and MAP@R, and the class of each query."""
 
     recall: Tensor
@@ -79,11 +83,15 @@ class QueryScores:
 
 def pooled(parts: Sequence[QueryScores]) -> QueryScores:
     """Return the queries of all parts together."""
-    return QueryScores(
-        torch.cat([part.recall for part in parts]),
-        torch.cat([part.map_at_r for part in parts]),
-        torch.cat([part.labels for part in parts]),
-    )
+    return QueryScores(*map(torch.cat, zip(*parts, strict=True)))
+
+
+def gains_over(ours: QueryScores, theirs: QueryScores) -> dict[str, Difference]:
+    """Return the differences in Recall@1 and MAP@R of the same queries, over classes."""
+    return {
+        "recall@1": paired_difference(ours.recall, theirs.recall, ours.labels),
+        "map@r": paired_difference(ours.map_at_r, theirs.map_at_r, ours.labels),
+    }
 
 
 class PerQuery(NamedTuple):
@@ -239,9 +247,7 @@ def _all_items(x: Tensor, labels: Array, **options: Unpack[Options]) -> tuple[Te
 def gain_over(name: str, ours: Sequence[PerQuery], theirs: Sequence[PerQuery]) -> dict[str, Any]:
     """Return the gain over the method `name`, paired by query, over all folds."""
     a, b = (pooled([part.scores for part in parts]) for parts in (ours, theirs))
-    recall = paired_difference(a.recall, b.recall, a.labels)
-    precision = paired_difference(a.map_at_r, b.map_at_r, a.labels)
-    return {"over": name, "recall@1": [*recall], "map@r": [*precision]}
+    return {"over": name} | {score: [*gain] for score, gain in gains_over(a, b).items()}
 
 
 def score_folds(

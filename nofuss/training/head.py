@@ -13,7 +13,7 @@ dimensions or 1,024 then need no other settings.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 from nofuss.config import Settings
 from nofuss.data.collection import Collection
 from nofuss.distributed import processes
-from nofuss.evaluate.intervals import Difference, paired_difference
-from nofuss.evaluate.protocol import QueryScores, pooled
+from nofuss.evaluate.protocol import QueryScores, gains_over, pooled
 from nofuss.geometry import normalize
 from nofuss.model.whitening import (
     DIRECTIONS,
@@ -178,7 +177,7 @@ def _choice(
             for name, of in scores.items()
         },
         gains={
-            f"{a} over {b}": {k: [*v] for k, v in gains_of(scores, a, b).items()}
+            f"{a} over {b}": {k: [*v] for k, v in gains_over(scores[a], scores[b]).items()}
             for a, b in pairs
             if a in scores
         },
@@ -229,7 +228,8 @@ def _length(inputs: Tensor) -> float:
 
 def better(outcomes: Sequence[FoldOutcome]) -> str:
     """Return what these folds keep: the closed form, unless it is significantly worse (95%)."""
-    gains = gains_of(pooled_scores(outcomes), CLOSED, NOTHING)
+    scores = pooled_scores(outcomes)
+    gains = gains_over(scores[CLOSED], scores[NOTHING])
     return NOTHING if any(gain.high < 0 for gain in gains.values()) else CLOSED
 
 
@@ -237,15 +237,6 @@ def pooled_scores(outcomes: Sequence[FoldOutcome]) -> dict[str, QueryScores]:
     """Return the queries of all folds, by method."""
     methods = outcomes[0].scores if outcomes else ()
     return {name: pooled([outcome.scores[name] for outcome in outcomes]) for name in methods}
-
-
-def gains_of(scores: Mapping[str, QueryScores], method: str, other: str) -> dict[str, Difference]:
-    """Return the paired differences between two methods, over classes, by score."""
-    a, b = scores[method], scores[other]
-    return {
-        "recall@1": paired_difference(a.recall, b.recall, a.labels),
-        "map@r": paired_difference(a.map_at_r, b.map_at_r, a.labels),
-    }
 
 
 # Trained

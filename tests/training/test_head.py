@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nofuss.config import Settings
 from nofuss.evaluate.intervals import paired_difference
-from nofuss.evaluate.protocol import QueryScores
+from nofuss.evaluate.protocol import QueryScores, gains_over
 from nofuss.geometry import normalize
 from nofuss.model.whitening import Affine, Recipe, pca, signed_root
 from nofuss.run.choice import CLOSED, NOTHING, TRAINED, UNTRAINED, Choice
@@ -26,7 +26,6 @@ from nofuss.training.head import (
     HeadFit,
     better,
     fit_head,
-    gains_of,
     head_schedule,
     train_turn,
 )
@@ -111,9 +110,9 @@ def test_noise_is_not_significant() -> None:
 
 def test_gains_are_paired_differences_over_classes() -> None:
     scores = outcome({NOTHING: 0.5, CLOSED: 0.8}, {NOTHING: 0.4, CLOSED: 0.3}).scores
-    gains = gains_of(scores, CLOSED, NOTHING)
-    assert [round(gain.mean, 6) for gain in gains.values()] == [0.3, -0.1]
     a, b = scores[CLOSED], scores[NOTHING]
+    gains = gains_over(a, b)
+    assert [round(gain.mean, 6) for gain in gains.values()] == [0.3, -0.1]
     assert gains["map@r"] == paired_difference(a.map_at_r, b.map_at_r, a.labels)
 
 
