@@ -6,7 +6,11 @@ and its docstring the help, the command line of `nofuss train`. `training/settin
 """
 
 import dataclasses
-from dataclasses import dataclass, field, replace
+import inspect
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass, replace
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -277,38 +281,61 @@ def to_json(obj: Any) -> dict[str, Any]:
     return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(obj).items()}
 
 
-def from_json(cls: type[T], values: dict[str, Any], *, where: Path) -> T:
+def from_json(cls: type[T], stored: Any, *, where: object) -> T:
     """Return the dataclass that `to_json` wrote; RunError names a field that can't be it."""
-    hints = get_type_hints(cls)
-    surplus = sorted(values.keys() - hints.keys())
-    if surplus:
-        names = ", ".join(repr(name)[1:-1] for name in surplus[:5])
-        raise RunError(f"{where} has settings of another version: {names}")
-    found = {}
-    for name, value in values.items():
-        is_path = Path in get_args(hints[name]) and isinstance(value, str)
-        found[name] = Path(value) if is_path else value
-        if not is_path and not fits(value, hints[name]):
-            raise RunError(f"{where}: {name} is {value!r:.60}, which it can't be; restore the file")
-        if get_origin(hints[name]) is tuple:  # JSON has lists
-            found[name] = tuple(value)
     try:
-        return cls(**found)
-    except TypeError:
-        required = (f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING)  # type: ignore[arg-type]
-        missing = ", ".join(name for name in required if name not in found)
-        raise RunError(f"{where} lacks {missing}; restore it") from None
+        return read_as(cls, stored)
+    except ValueError as error:
+        raise RunError(f"{where} {error}; restore it, or use the nofuss that wrote it") from None
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a value read from JSON is of a field's type; a whole number is a float too."""
-    if get_origin(hint) in (Union, UnionType):
-        return any(fits(value, part) for part in get_args(hint))
-    if get_origin(hint) is Literal:
-        return value in get_args(hint)
-    if get_origin(hint) is tuple:
-        return isinstance(value, tuple | list) and all(fits(v, get_args(hint)[0]) for v in value)
-    return type(value) in ((int, float) if hint is float else (get_origin(hint) or hint,))
+def read_as(cls: type[T], stored: Any) -> T:
+    """Return a dataclass, or a named tuple with types, read from JSON; ValueError says why not."""
+    if not isinstance(stored, dict):
+        raise ValueError(f"is {stored!r:.60}, expected names and values")
+    hints = get_type_hints(cls)
+    if surplus := sorted(stored.keys() - hints.keys()):
+        names = ", ".join(repr(name)[1:-1] for name in surplus[:5])
+        raise ValueError(f"has settings of another version: {names}")
+    found = {}
+    for name, value in stored.items():
+        try:
+            found[name] = typed(value, hints[name])
+        except ValueError:
+            raise ValueError(f"is damaged: {name} is {value!r:.60}") from None
+    parameters = inspect.signature(cls).parameters.values()
+    missing = [p.name for p in parameters if p.default is p.empty and p.name not in found]
+    if missing:
+        raise ValueError(f"lacks {', '.join(missing)}")
+    return cls(**found)
+
+
+def typed(value: Any, hint: Any) -> Any:
+    """Return a value read from JSON as a field's type; ValueError if it is of another."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Any or (kind is Literal and value in parts):
+        return value
+    if kind in (Union, UnionType):
+        for part in parts:
+            with suppress(ValueError):
+                return typed(value, part)
+    if kind is Path and isinstance(value, str):
+        return Path(value)
+    if kind in (list, tuple, Sequence) and isinstance(value, list | tuple):
+        items = [typed(item, parts[0]) for item in value]
+        return tuple(items) if kind is tuple else items
+    if kind in (dict, Mapping) and isinstance(value, dict):
+        return {name: typed(item, parts[1]) for name, item in value.items()}
+    if isinstance(kind, type) and is_dataclass(kind):
+        return read_as(kind, value)
+    if fits(value, kind) and not (type(value) is float and not math.isfinite(value)):
+        return value
+    raise ValueError(f"{value!r:.60} is no {hint}")
+
+
+def fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a plain type; a whole number is a float too."""
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 # Name → (least, below): what makes sense whatever the data are.

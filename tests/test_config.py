@@ -15,9 +15,9 @@ from nofuss.config import (
     Preprocessing,
     Settings,
     check_limits,
-    fits,
     from_json,
     to_json,
+    typed,
 )
 from nofuss.errors import RunError, UsageError
 
@@ -69,7 +69,7 @@ def test_every_setting_can_be_asked_for() -> None:
     for name, hint in get_type_hints(Settings).items():
         assert name in options
         if isinstance(default := getattr(Settings(**LEAST), name), str):
-            assert fits(default, options[name]), hint
+            assert typed(default, options[name]) == default, hint
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_limits_leave_the_rest_alone() -> None:
     ids=str,
 )
 def test_foreign_values_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(RunError, match=f"config.json: {next(iter(values))} is"):
+    with pytest.raises(RunError, match=f"config.json is damaged: {next(iter(values))} is"):
         read(LEAST | values)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.config import from_json
 from nofuss.data.collection import Collection
 from nofuss.data.open import open_training_data, open_usable
 from nofuss.data.readers.folder import labelling_of
@@ -324,7 +325,8 @@ def _score(
         x, labels, ks=how.ks, seed=how.seed, extended=how.extended, progress=progress, **options
     )
     content, stored = scores.as_dict(), encoder and encoder.extra.get("rerank")
-    if how.rerank == "auto" and stored and Rerank.from_dict(stored).on:
+    where = "model.json's rerank"
+    if how.rerank == "auto" and stored and from_json(Rerank, stored, where=where).on:
         given = options.get("gallery"), options.get("gallery_labels"), options.get("query_rows")
         content["reranked"] = reranked_scores(x, labels, *given, progress=progress).as_dict()
     return content, scores.per_query

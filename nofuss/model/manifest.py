@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from nofuss.config import read_as
 from nofuss.errors import RunError, one_line
 from nofuss.files import load_tensors, read_json, sha256, write_by_content, write_json
 from nofuss.geometry import normalize
@@ -57,22 +58,13 @@ class Manifest:
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> "Manifest":
         """Read what `write_manifest` wrote; ValueError for anything else."""
-        if stored.get("format") != FORMAT:
-            raise ValueError(f"is of format {stored.get('format')!r:.20}, expected {FORMAT}")
-        try:
-            values = {f.name: stored[f.name] for f in dataclasses.fields(cls)}
-            made = cls(**values | {"history": tuple(values["history"])})
-            is_valid = (
-                type(made.model) is str
-                and isinstance(made.about, dict)
-                and made.files.keys() <= PARTS.keys()
-                # Names of files must stay in the folder.
-                and all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in made.files.values())
-                and all(type(n) is int for n in (made.version, made.feedback, *made.history))
-            )
-        except (AttributeError, KeyError, TypeError):
-            is_valid = False
-        if not is_valid:
+        found = dict(stored)
+        if (version := found.pop("format", None)) != FORMAT:
+            raise ValueError(f"is of format {version!r:.20}, expected {FORMAT}")
+        made = read_as(cls, found)
+        # Names of files must stay in the folder.
+        are_sums = all(re.fullmatch("[0-9a-f]{64}", checksum) for checksum in made.files.values())
+        if not are_sums or not made.files.keys() <= PARTS.keys():
             raise ValueError("nofuss did not write its manifest")
         return made
 

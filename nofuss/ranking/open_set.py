@@ -19,8 +19,7 @@ label is a class of its own.
 """
 
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -113,6 +112,10 @@ class OpenSet:
     """Those that the first limit is of."""
     classes: int
 
+    def __post_init__(self) -> None:
+        if self.strangers is not None and not are_quantiles(self.strangers):
+            raise ValueError("has strangers that are no quantiles")
+
     @classmethod
     def of(cls, raw: Tensor, codes: Tensor, strangers: list[float] | None) -> Self | None:
         """Calibrate on unit features (N, F) of classes 0…C−1; None for too few items."""
@@ -161,29 +164,11 @@ class OpenSet:
             return f'{found}; too few classes are known to tell a "good match"'
         return f'{found}, and "good match" to {FALSE_MATCHES:.0%} of the pictures of other classes'
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: Any) -> Self:
-        """Read what `as_dict` gave; TypeError or ValueError for anything else."""
-        made = cls(**stored)
-        numbers = made.far_limit, made.items, made.classes
-        if not are_numbers(numbers) or not (
-            made.strangers is None or are_quantiles(made.strangers)
-        ):
-            raise ValueError("open_set has invalid numbers")
-        return made
-
 
 def are_quantiles(values: Any) -> bool:
     """Return whether stored values are what `quantiles` gives."""
-    return isinstance(values, list) and len(values) == len(_LEVELS) and are_numbers(values)
-
-
-def are_numbers(values: Iterable[Any]) -> bool:
-    """Return whether all stored values are finite numbers."""
+    if not isinstance(values, list) or len(values) != len(_LEVELS):
+        return False
     return all(type(v) in (int, float) and math.isfinite(v) for v in values)
 
 

@@ -14,8 +14,8 @@ of the gallery is left out before anything is averaged.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Self
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -268,6 +268,10 @@ class Rerank:
     gains: dict[str, list[float]]
     """Mean differences in Recall@8 and MAP@R, with 95% intervals over classes."""
 
+    def __post_init__(self) -> None:
+        if {name: len(gain) for name, gain in self.gains.items()} != {"recall@8": 3, "map@r": 3}:
+            raise ValueError("has other gains than recall@8 and map@r")
+
     @property
     def on(self) -> bool:
         """Whether MAP@R gains, and Recall@8 does not lose, by more than chance."""
@@ -283,21 +287,6 @@ class Rerank:
             f"search re-ranks the {SIZE} nearest but the first {STAY}, which on held-out training "
             f"classes changes {change}"
         )
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: Any) -> Self:
-        """Read what `as_dict` gave; TypeError or ValueError for anything else."""
-        made = cls(**stored)
-        gains = [made.gains["recall@8"], made.gains["map@r"]]
-        if not all(isinstance(v, float | int) for gain in gains for v in gain) or any(
-            len(gain) != 3 for gain in gains
-        ):
-            raise ValueError("rerank has invalid gains")
-        return made
 
 
 def choose_reranking(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nofuss.config import read_as
 from nofuss.data.collection import Collection
 from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.evaluate.findings import DoubtfulLabel, Neighbours, confusions, project
@@ -122,14 +123,14 @@ def score_title(name: str) -> str:
 def choices(stored: dict[str, Any], extra: Mapping[str, Any]) -> Section | None:
     """Tell what held-out training classes decided: networks, head, whether search re-ranks."""
     head, several, rules = stored.get("choice", {}), stored.get("networks"), list[str]()
-    networks = Networks(**several) if several else None
-    chosen = Choice.from_dict(head) if head.get("scores") else None
+    networks = read_as(Networks, several) if several else None
+    chosen = read_as(Choice, head) if head.get("scores") else None
     if networks:
         rules.append(networks.describe())
     if chosen:
         rules.append(chosen.reason())
     if rerank := extra.get("rerank"):
-        rules.append(Rerank.from_dict(rerank).describe())
+        rules.append(read_as(Rerank, rerank).describe())
     return {"rules": rules, "chosen": chosen, "networks": networks} if rules else None
 
 

@@ -1,8 +1,7 @@
 """What a run keeps of its features, and why: choice.json, decided by folds of the classes."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from nofuss.evaluate.intervals import in_points
 from nofuss.model.whitening import Recipe
@@ -58,15 +57,6 @@ class Choice:
             for key, name in (("recall@1", "Recall@1"), ("map@r", "MAP@R"))
         )
         return f"{what} changes {changes}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a dict for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, stored: dict[str, Any]) -> "Choice":
-        """Return the choice that `as_dict` gave; KeyError or TypeError for anything else."""
-        return cls(**stored | {"recipe": Recipe(**stored["recipe"])})
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,13 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, get_args
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.config import read_as, to_json
 from nofuss.data.columns import Type, Value
 from nofuss.files import digest
 from nofuss.model.manifest import FORMAT
@@ -83,7 +84,7 @@ class About(NamedTuple):
 
     def as_dict(self) -> dict[str, Any]:
         """Return a dict for JSON, without the sources."""
-        rule = self.open_set and self.open_set.as_dict()
+        rule = self.open_set and to_json(self.open_set)
         return {**self._asdict(), "open_set": rule, "sources": None}
 
     @classmethod
@@ -92,18 +93,12 @@ class About(NamedTuple):
         found = stored.get("format") if isinstance(stored, dict) else None
         if found != FORMAT:
             raise WrongFormatError(f"is of format {found!r:.20}, expected {FORMAT}")
-        model, dim, relatives = (stored.get(name) for name in ("model", "dim", "relatives"))
-        counts = [dim] if relatives is None else [dim, relatives]
-        if type(model) is not str or not all(type(n) is int and 0 <= n < 2**31 for n in counts):
-            raise ValueError("its model and its numbers are not those of an index")
-        if not isinstance(sources, dict) or not all(map(_are_types, sources.values())):
-            raise ValueError("its sources are not columns and their types")
-        try:
-            rule = stored.get("open_set")
-            open_set = None if rule is None else OpenSet.from_dict(rule)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"open_set that nofuss did not write, {error}") from None
-        return cls(model, dim, sources, open_set, relatives)
+        made = read_as(cls, {**stored, "sources": sources})
+        if not all(0 <= number < 2**31 for number in (made.dim, made.relatives or 0)):
+            raise ValueError("its numbers are not those of an index")
+        if any(LABEL in types for types in made.sources.values()):
+            raise ValueError(f"{LABEL} is not a column")
+        return made
 
 
 class Index(Protocol):
@@ -201,9 +196,3 @@ def are_unit(vectors: Tensor) -> bool:
     """Return whether all of (N, D) have length 1, or 0 for a picture of nothing."""
     norms = torch.linalg.vector_norm(vectors, dim=1)
     return bool((((norms - 1).abs() < 1e-3) | (norms == 0)).all())  # NaN is neither
-
-
-def _are_types(types: Any) -> bool:
-    if not isinstance(types, dict) or LABEL in types:
-        return False
-    return all(kind in get_args(Type) for kind in types.values())

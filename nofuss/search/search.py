@@ -19,6 +19,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from nofuss.config import read_as
 from nofuss.data.columns import Value
 from nofuss.errors import DataError, RunError, command
 from nofuss.geometry import normalize
@@ -226,8 +227,8 @@ def averaged_by(about: About, encoder: Encoder) -> int:
     if stored is None:
         return 0
     try:
-        is_on = Rerank.from_dict(stored).on
-    except (KeyError, TypeError, ValueError):
+        is_on = read_as(Rerank, stored).on
+    except ValueError:
         raise RunError(
             f"model.json holds {RERANK} that nofuss did not write; restore it, or train again"
         ) from None

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from nofuss.config import Settings
+from nofuss.config import Settings, read_as, to_json
 from nofuss.data.collection import Collection
 from nofuss.distributed import processes
 from nofuss.evaluate.protocol import QueryScores, gains_over, pooled
@@ -124,10 +124,10 @@ def fit_head(
     def decide() -> str:
         if compare or pinned is None:
             outcomes.extend(run_folds(x, recipes, dim, settings, control))
-        return json.dumps(_choice(x, recipes, dim, outcomes, pinned).as_dict())
+        return json.dumps(to_json(_choice(x, recipes, dim, outcomes, pinned)))
 
     # Rounding may differ between machines: of several processes the first decides.
-    choice = decided or Choice.from_dict(json.loads(processes.from_first(decide)))
+    choice = decided or read_as(Choice, json.loads(processes.from_first(decide)))
     for line in choice.describe() if decided is None else ():
         log.debug(line)
     with working(control.progress, "fitting the head to all items"):

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.config import read_as
 from nofuss.data.open import open_data
 from nofuss.data.readers.folder import labelling_of
 from nofuss.errors import DataError, RunError, UsageError, command
@@ -120,10 +121,10 @@ def _own_index(run: Run) -> FolderIndex:
 def _recipe(run: Run) -> Choice:
     """Return how the run's folds want the head; RunError where it has no head of a closed form."""
     try:
-        choice = Choice.from_dict(read_json(run.path / "choice.json")["choice"])
+        choice = read_as(Choice, read_json(run.path / "choice.json")["choice"])
     except FileNotFoundError:
         raise RunError(f"{run.path} has no choice.json; finish the training first") from None
-    except (OSError, KeyError, TypeError, ValueError):
+    except (OSError, KeyError, ValueError):
         choice = None
     if choice is None or choice.kept == NOTHING:
         raise RunError(

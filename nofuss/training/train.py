@@ -141,7 +141,7 @@ def finish(
     """
     progress, vectors = control.progress, normalize(raw)
     rules, shown = search_rules(task, fit, vectors, progress=progress), to_show(task, fit, raw)
-    chosen = {STRANGERS: rules.strangers, RERANK: rules.rerank and rules.rerank.as_dict()}
+    chosen = {STRANGERS: rules.strangers, RERANK: rules.rerank and to_json(rules.rerank)}
     chosen[LICENCES] = licences(fit.embedder.backbone) if task.settings.weights is None else None
     about: dict[str, Any] = {
         "class_names": _class_names(task, task.split.train),
@@ -156,7 +156,7 @@ def finish(
     cache_graph(fit.embedder, progress=progress)
     scores = score(task, fit, vectors, x, rules, progress=progress)
     by_class, method = scores.pop("by_class", None), method_of(fit, task.settings)
-    head = {} if fit.head is None else {"choice": fit.head.choice.as_dict()}
+    head = {} if fit.head is None else {"choice": to_json(fit.head.choice)}
     if networks is not None:
         head["networks"] = asdict(networks)
     run.write("choice.json", {"kept": method, **head, "by_class": by_class, "scores": scores})

@@ -13,6 +13,7 @@ from PIL import Image
 
 import nofuss
 from nofuss.cli import main
+from nofuss.config import to_json
 from nofuss.data.corrections import Correction
 from nofuss.files import read_json, write_json
 from nofuss.model.embedder import build_embedder
@@ -131,7 +132,7 @@ def test_a_filter_turns_off_what_is_about_the_whole_index(
     table.write_text("\n".join(["path,label,price", *rows]))
     model = read_json(run / "model" / "model.json")
     rerank = Rerank({"recall@8": [0.0, -0.1, 0.1], "map@r": [0.1, 0.05, 0.2]})
-    model["extra"]["rerank"] = rerank.as_dict()
+    model["extra"]["rerank"] = to_json(rerank)
     write_json(run / "model" / "model.json", model)
     words = ["search", str(run), str(data / "six" / "0<i>.png")]
     main(["index", str(run), str(table)])

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from nofuss.config import read_as, to_json
 from nofuss.geometry import normalize
 from nofuss.ranking import open_set
 from nofuss.ranking.open_set import OpenSet, class_sums, far, near, quantiles
@@ -160,8 +161,8 @@ def test_too_few_items_say_nothing() -> None:
 )
 def test_foreign_values_are_refused(change: dict[str, object]) -> None:
     good = OpenSet(0.5, quantiles(torch.linspace(-1, 0, 50), 9), 100, 9)
-    assert OpenSet.from_dict(good.as_dict()) == good
-    with pytest.raises(ValueError, match="open_set has invalid"):
-        OpenSet.from_dict(good.as_dict() | change)
-    with pytest.raises(TypeError):
-        OpenSet.from_dict(good.as_dict() | {"rule": "nearest item"})
+    assert read_as(OpenSet, to_json(good)) == good
+    with pytest.raises(ValueError, match=next(iter(change))):
+        read_as(OpenSet, to_json(good) | change)
+    with pytest.raises(ValueError, match="rule"):
+        read_as(OpenSet, to_json(good) | {"rule": "nearest item"})

@@ -5,6 +5,7 @@ import torch
 from torch import Tensor
 
 from nofuss import Index
+from nofuss.config import to_json
 from nofuss.errors import RunError
 from nofuss.geometry import normalize
 from nofuss.model.embedder import build_embedder
@@ -34,7 +35,7 @@ def encoder(**extra: object) -> Encoder:
 
 
 def decision(*, on: bool = True) -> dict[str, object]:
-    return Rerank({"recall@8": [0.0, -0.1, 0.1], "map@r": [0.1, 0.0 + 0.05 * on, 0.2]}).as_dict()
+    return to_json(Rerank({"recall@8": [0.0, -0.1, 0.1], "map@r": [0.1, 0.0 + 0.05 * on, 0.2]}))
 
 
 RERANKED = encoder(rerank=decision())

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from torch import Tensor
 
+from nofuss.config import read_as
 from nofuss.ranking.open_set import OpenSet
 from nofuss.search import Index
 from nofuss.search.index import About, Item
@@ -15,7 +16,7 @@ def open_set(**changes: object) -> OpenSet:
     """Items within 0.5 of a class mean, strangers that are nearer than −0.6 in one case of ten."""
     strangers = np.linspace(-0.66, -0.06, 41).tolist()
     values = {"far_limit": 0.5, "strangers": strangers, "items": 100, "classes": 10}
-    return OpenSet.from_dict(values | changes)
+    return read_as(OpenSet, values | changes)
 
 
 def indexed(vectors: Tensor, features: Tensor, labels: Sequence[str | None]) -> Index:

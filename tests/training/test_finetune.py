@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 import nofuss
-from nofuss.config import Preprocessing
+from nofuss.config import Preprocessing, read_as
 from nofuss.data.loader import batches
 from nofuss.data.readers.arrays import from_arrays
 from nofuss.errors import UsageError
@@ -180,7 +180,7 @@ def test_the_last_head_is_solved_on_what_the_trained_network_gives(tmp_path: Pat
     collection = from_arrays({"images": images, "labels": labels}, name="arrays")
     features = features_of(encoder.embedder.backbone, collection).values
     chosen = json.loads((run / "choice.json").read_text())
-    decided = after_training(Choice.from_dict(chosen["choice"]))
+    decided = after_training(read_as(Choice, chosen["choice"]))
     assert decided.recipe.shrinkage >= TRAINED_SHRINKAGE
     asked = settings_of(dim=6)
     expected = fit_head(features, torch.from_numpy(labels), asked, decided=decided).embed(features)

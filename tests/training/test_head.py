@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from nofuss.config import Settings
+from nofuss.config import Settings, read_as, to_json
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import QueryScores, gains_over
 from nofuss.geometry import normalize
@@ -273,8 +273,8 @@ def test_a_choice_survives_json() -> None:
     x, labels = vectors()
     choices = [fit_head(x, labels, settings(**o)).choice for o in ({}, {"epochs": 1})]
     for choice in (*choices, fit_head(*vectors(3), settings()).choice):
-        stored = json.loads(json.dumps(choice.as_dict()))
-        again = Choice.from_dict(stored)
+        stored = json.loads(json.dumps(to_json(choice)))
+        again = read_as(Choice, stored)
         assert again == choice
         assert again.describe() == choice.describe()
     closed, trained = choices

@@ -379,7 +379,7 @@ HOSTILE_ABOUT: dict[str, tuple[Any, str]] = {
     "a bool as dimensions": ({"dim": True}, ABOUT),
     "endless dimensions": ({"dim": 10**18}, ABOUT),
     "a part of a relative": ({"relatives": 1.5}, ABOUT),
-    "an unknown rule": ({"open_set": {"rule": "x"}}, "open_set that nofuss did not write"),
+    "an unknown rule": ({"open_set": {"rule": "x"}}, ABOUT),
 }
 HOSTILE_SOURCES: dict[str, Any] = {
     "null": None,
