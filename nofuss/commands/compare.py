@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # functions import what they need, so that --help does not lo
 
 TESTED = ("test", "query", "gallery")
 """The sides of the items that scores are of."""
-SCORES = {"recall@1": "Recall@1", "map@r": "MAP@R"}
+SCORES = ("recall@1", "map@r")
 
 
 def main(
@@ -63,14 +63,16 @@ def main(
 
 def _show(found: dict[str, Any]) -> None:
     """Print a table for each score, with a row for each method."""
+    from nofuss.evaluate.protocol import score_title
+
     console.sentence(
         f"{found['data']}: {found['queries']:,} queries of {found['classes']:,} classes; "
         "differences from the first row, with 95% intervals over classes and over seeds"
     )
     first, *others = found["methods"]
     unpaired = [m["name"] for m in others if not m["recall@1"]["difference"]["over_seeds"]]
-    for score, label in SCORES.items():
-        header = [label, "%", "difference", "over classes", "over seeds", "verdict"]
+    for score in SCORES:
+        header = [score_title(score), "%", "difference", "over classes", "over seeds", "verdict"]
         rows = [[_name(first), f"{100 * first[score]['mean']:.2f}", "", "", "", ""]]
         for method in others:
             gap = method[score]["difference"]

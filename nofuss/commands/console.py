@@ -316,7 +316,7 @@ def _percents(
     digits: int,
 ) -> None:
     """Print a table of scores: a row for each name, a column for each method, then the gain."""
-    from nofuss.report.sections import score_title
+    from nofuss.evaluate.protocol import score_title
 
     def cells(name: str) -> Iterator[str]:
         yield score_title(name)

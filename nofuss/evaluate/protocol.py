@@ -57,6 +57,8 @@ SCORES = (
     "classes; 95% intervals over classes"
 )
 PROTOCOL = f"{QUERIES[False]}; {DISTANCES[True]}, {SCORES}"
+_TITLES = {"map@r": "MAP@R", "map": "MAP", "mrr": "MRR", "r_precision": "R-precision"}
+_TITLES |= {"nmi": "NMI", "ami": "AMI", "ordered": "in the right order"}
 
 
 def scorable(labels: Any) -> bool:
@@ -324,13 +326,15 @@ def of_hundred(fraction: float) -> int:
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
-    labels = {
-        "recall@1": "Recall@1",
-        "recall@8": "Recall@8",
-        "map@r": "MAP@R",
-        "ordered": "right order",
-    }
-    return ", ".join(f"{labels[name]} {in_points(gain[name])}" for name in labels if name in gain)
+    names = ("recall@1", "recall@8", "map@r", "ordered")
+    return ", ".join(f"{score_title(n)} {in_points(gain[n])}" for n in names if n in gain)
+
+
+def score_title(name: str) -> str:
+    """Return the title of a score in a table: "Recall@1", "MAP, mean over classes"."""
+    plain = name.removeprefix("class_mean_")
+    title = _TITLES.get(plain, plain.capitalize())
+    return title if plain == name else f"{title}, mean over classes"
 
 
 def class_sums(queries: QueryScores) -> dict[str, list[float]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nofuss.config import Settings, to_json
-from nofuss.evaluate.protocol import compared, describe_gain
+from nofuss.evaluate.protocol import compared, describe_gain, score_title
 from nofuss.files import write_file
 from nofuss.losses import INSTANCE_LOSSES
 from nofuss.model.backbones import BESIDE, LICENCES
@@ -21,7 +21,7 @@ from nofuss.run.directory import Run
 
 _RECALLS = ("recall@1", "recall@2", "recall@4", "recall@8")
 _SCORES = (*_RECALLS, "map@r", "r_precision", "nmi", "ami", "ordered")
-_PUBLISHED = {"recall@1": "Recall@1", "map@r": "MAP@R", "r_precision": "R-precision", "nmi": "NMI"}
+_PUBLISHED = ("recall@1", "map@r", "r_precision", "nmi")
 
 
 def write_card(run: Run) -> None:
@@ -130,7 +130,7 @@ def front_matter(run: Run, repository: str) -> str:
             "task": {"type": task, "name": "Retrieval among unseen classes"},
             "dataset": {"type": "private", "name": name, "split": "unseen classes"},
             "metrics": [
-                {"type": each, "name": _PUBLISHED[each], "value": round(scores[each], 6)}
+                {"type": each, "name": score_title(each), "value": round(scores[each], 6)}
                 for each in about["metrics"]
             ],
         }

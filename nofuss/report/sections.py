@@ -15,7 +15,7 @@ from nofuss.config import read_as
 from nofuss.data.collection import Collection
 from nofuss.data.decode import data_uri, encoded, shrunk_item
 from nofuss.evaluate.findings import DoubtfulLabel, Neighbours, confusions, project
-from nofuss.evaluate.protocol import compared, describe_gain, headline
+from nofuss.evaluate.protocol import compared, describe_gain, headline, score_title
 from nofuss.files import csv_text
 from nofuss.model.backbones import LICENCES
 from nofuss.proxies.bounds import proxy_bounds
@@ -39,8 +39,6 @@ SIDE = 112
 """Longest side of a thumbnail; more than the page shows, for dense screens."""
 ON_MAP = 500
 """Items of each split on the map: t-SNE takes seconds then."""
-_TITLES = {"map@r": "MAP@R", "map": "MAP", "mrr": "MRR", "r_precision": "R-precision"}
-_TITLES |= {"nmi": "NMI", "ami": "AMI", "ordered": "in the right order"}
 _CAPTIONS = {
     "recall@1": "Recall@1 in %, with 95% intervals over classes",
     "ordered": "Comparisons in the right order in %, with 95% intervals over linked groups",
@@ -111,13 +109,6 @@ def _score_rows(methods: Mapping[str, Mapping[str, Any]]) -> list[Section]:
         ]
         rows.append({"name": score_title(key), "cells": cells})
     return rows
-
-
-def score_title(name: str) -> str:
-    """Return the title of a score in a table: "Recall@1", "MAP, mean over classes"."""
-    plain = name.removeprefix("class_mean_")
-    title = _TITLES.get(plain, plain.capitalize())
-    return title if plain == name else f"{title}, mean over classes"
 
 
 def choices(stored: dict[str, Any], extra: Mapping[str, Any]) -> Section | None:
