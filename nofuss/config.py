@@ -301,7 +301,7 @@ def read_as(cls: type[T], stored: Any) -> T:
     for name, value in stored.items():
         try:
             found[name] = typed(value, hints[name])
-        except ValueError:
+        except TypeError:
             raise ValueError(f"is damaged: {name} is {value!r:.60}") from None
     parameters = inspect.signature(cls).parameters.values()
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in found]
@@ -311,13 +311,13 @@ def read_as(cls: type[T], stored: Any) -> T:
 
 
 def typed(value: Any, hint: Any) -> Any:
-    """Return a value read from JSON as a field's type; ValueError if it is of another."""
+    """Return a value read from JSON as a field's type; TypeError if it is of another."""
     kind, parts = get_origin(hint) or hint, get_args(hint)
     if kind is Any or (kind is Literal and value in parts):
         return value
     if kind in (Union, UnionType):
         for part in parts:
-            with suppress(ValueError):
+            with suppress(TypeError):
                 return typed(value, part)
     if kind is Path and isinstance(value, str):
         return Path(value)
@@ -326,11 +326,11 @@ def typed(value: Any, hint: Any) -> Any:
         return tuple(items) if kind is tuple else items
     if kind in (dict, Mapping) and isinstance(value, dict):
         return {name: typed(item, parts[1]) for name, item in value.items()}
-    if isinstance(kind, type) and is_dataclass(kind):
+    if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
         return read_as(kind, value)
     if fits(value, kind) and not (type(value) is float and not math.isfinite(value)):
         return value
-    raise ValueError(f"{value!r:.60} is no {hint}")
+    raise TypeError(f"{value!r:.60} is no {hint}")
 
 
 def fits(value: Any, kind: Any) -> bool:

@@ -55,7 +55,7 @@ class Description:
     root: bool
     mirror: bool
     precision: Precision
-    preprocessing: tuple[dict[str, Any], ...]
+    preprocessing: tuple[Preprocessing, ...]
     """Of each network; empty for vectors."""
     class_names: tuple[str, ...]
     extra: dict[str, Any]
@@ -114,7 +114,7 @@ def new_model(
         root=embedder.root,
         mirror=backbone.mirror,
         precision=backbone.precision,
-        preprocessing=tuple(dataclasses.asdict(look) for look in looks if look is not None),
+        preprocessing=tuple(look for look in looks if look is not None),
         class_names=tuple(class_names),
         extra=dict(extra or {}),
         weights=write_by_content(folder, "weights", "safetensors", weights),
@@ -185,7 +185,8 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
         raise RunError(f"no {file.name} in {folder}; restore it or train again") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{file} is damaged ({error}); restore it") from None
-    looks = _preprocessing(description, where=folder / DESCRIPTION)
+    _check_preprocessing(description, where=folder / DESCRIPTION)
+    looks = description.preprocessing
     settings: dict[str, Any] = {
         name: getattr(description, name)
         for name in ("backbone", "dim", "channels", "root", "mirror")
@@ -216,10 +217,9 @@ def _build(folder: Path, description: Description, module: nn.Module | None) -> 
     return embedder.eval()
 
 
-def _preprocessing(description: Description, *, where: Path) -> list[Preprocessing]:
-    """Return the preprocessing; RunError for values that no backbone of pictures can have."""
-    looks = [from_json(Preprocessing, values, where=where) for values in description.preprocessing]
-    for p in looks:
+def _check_preprocessing(description: Description, *, where: Path) -> None:
+    """Raise RunError for values that no backbone of pictures can have."""
+    for p in description.preprocessing:
         channels = {"RGB": 3, "L": 1}.get(p.mode)
         if not (
             1 <= p.size <= p.resize <= LARGEST_SIDE
@@ -227,4 +227,3 @@ def _preprocessing(description: Description, *, where: Path) -> list[Preprocessi
             and 0 not in p.std
         ):
             raise RunError(f"{where} has preprocessing that no backbone has; restore it")
-    return looks
