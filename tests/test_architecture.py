@@ -20,14 +20,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "progress": set(),
     "distributed": {"errors", "geometry"},
     "files": {"errors", "distributed"},
-    "cache": {"files"},
+    "cache": {"errors", "files"},
     "proxies": {"distributed", "geometry"},
     "losses": {"geometry", "distributed", "proxies"},
     "evaluate": {"geometry", "progress"},
     "ranking": {"geometry", "progress", "evaluate"},
     "data": BASE,
     "model": BASE | {"data"},  # the encoder and the cached features read collections
-    "run": BASE | {"model"},  # a choice holds a recipe of the closed form
+    "run": BASE | {"evaluate", "model"},  # a choice: gains, and a recipe of the closed form
     "report": BASE | {"data", "model", "evaluate", "ranking", "run", "losses", "proxies"},
     "search": BASE | {"data", "model", "evaluate", "ranking", "run"},
     "training": BASE

@@ -112,8 +112,8 @@ def test_items_without_a_class_are_classes_of_their_own() -> None:
     ("fraction", "match", "sentence"),
     [
         (0.01, "good", "almost never"),
-        (0.05, "good", "one in 20"),
-        (0.1, "good", "one in ten"),
+        (0.05, "good", "seldom"),
+        (0.1, "good", "seldom"),
         (0.11, "unsure", "one in nine"),
         (0.34, "unsure", "one in three"),
         (0.52, "unsure", "half"),
