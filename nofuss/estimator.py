@@ -17,7 +17,7 @@ from nofuss.errors import NofussError, in_python
 from nofuss.evaluate.recall import recall_at_k
 from nofuss.geometry import as_tensor, normalize
 from nofuss.model.backbones import build_backbone
-from nofuss.model.whitening import signed_root
+from nofuss.model.whitening import Affine, signed_root
 from nofuss.training.criterion import check_loss
 from nofuss.training.head import fit_head
 from nofuss.training.settings import head_dim, resolve
@@ -111,10 +111,8 @@ class ProxyEmbedding(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEsti
         X = validate_data(self, X, dtype=np.float32, reset=False)
         x = as_tensor(X)
         x = signed_root(x) if self.choice_.recipe.root else x
-        raw = torch.addmm(
-            torch.from_numpy(self.intercept_), x, torch.from_numpy(self.components_).T
-        )
-        return np.asarray(normalize(raw).numpy())
+        head = Affine(torch.from_numpy(self.components_), torch.from_numpy(self.intercept_))
+        return np.asarray(normalize(head(x)).numpy())
 
     def score(self, X: Any, y: Any) -> float:
         """Recall@1 of X with itself, each item left out of its own search."""

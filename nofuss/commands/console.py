@@ -261,12 +261,12 @@ _display: _Display | None = None
 # ---- scores
 
 
-def score_lines(scores: Mapping[str, Any], method: str, *, what: str) -> None:
+def score_lines(scores: Mapping[str, Any], method: str, *, preset: object) -> None:
     """Print what a training was worth: a sentence, and the scores that matter."""
     from nofuss.evaluate.protocol import headline  # here, since it loads torch
 
     say("")
-    sentence(headline(scores, what))
+    sentence(headline(scores, preset))
     columns = _columns(scores, method)
     if baselines := [*scores.get("baselines", {})]:
         columns = {name: of for name, of in columns.items() if name not in baselines}

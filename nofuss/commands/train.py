@@ -47,5 +47,4 @@ def show_scores(run: Path) -> None:
     scores = read_optional_json(run / "scores.json")
     if scores:
         preset = read_optional_json(run / "config.json").get("preset")
-        what = "vectors" if preset == "vectors" else "pictures" if preset == "small" else "photos"
-        console.score_lines(scores, scores["method"], what=what)
+        console.score_lines(scores, scores["method"], preset=preset)

@@ -305,8 +305,9 @@ def compared(scores: Mapping[str, Any]) -> str:
     return f"{scores['pairs']:,} pairs of alike items"
 
 
-def headline(scores: Mapping[str, Any], what: str) -> str:
-    """Return the result in one sentence; what: "photos", or whatever was searched with."""
+def headline(scores: Mapping[str, Any], preset: object) -> str:
+    """Return the result in one sentence; preset: of the training, which says what was searched."""
+    what = {"vectors": "vectors", "small": "pictures"}.get(str(preset), "photos")
     name = "recall@1" if "recall@1" in scores else "ordered"
     baselines = [of[name] for of in scores.get("baselines", {}).values() if name in of]
     before = f" ({of_hundred(baselines[0])} without training)" if baselines else ""

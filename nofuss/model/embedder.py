@@ -93,9 +93,9 @@ class Embedder(nn.Module):
         self._fixed_parameters = [*self._given_fixed, *within, *bare]
         self._refresh_freezing()
 
-    def freeze_batch_norm(self, frozen: bool = True) -> None:
-        """Freeze batch norm's statistics, scales and shifts; False unfreezes them."""
-        self._batch_norm_frozen = frozen
+    def freeze_batch_norm(self) -> None:
+        """Freeze batch norm's statistics, scales and shifts."""
+        self._batch_norm_frozen = True
         self._refresh_freezing()
 
     def train(self, mode: bool = True) -> "Embedder":

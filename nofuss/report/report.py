@@ -26,7 +26,6 @@ from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
 from nofuss.run.proxies import RunEmbeddings
 
-_WHAT = {"vectors": "vectors", "small": "pictures"}
 _MISFITS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, UndefinedError)
 
 
@@ -38,7 +37,7 @@ def write_report(
         names = ("config", "environment", "data", "scores", "choice")
         stored = {name: read_optional_json(run / f"{name}.json") for name in names}
         extra = read_optional_json(run / "model" / "model.json").get("extra", {})
-        seed, preset = int(stored["config"].get("seed", 0)), str(stored["config"].get("preset"))
+        seed = int(stored["config"].get("seed", 0))
         with working(progress, "drawing the map of the report"):  # t-SNE
             drawn = sections.embedding_map(collection, shown, seed=seed)
         around = _neighbourhood(run, collection, shown, seed, progress)
@@ -48,7 +47,7 @@ def write_report(
                 title=run.resolve().name,
                 description=stored["data"].get("description", ""),
                 sections={
-                    "scores": sections.scores(stored["scores"], _WHAT.get(preset, "photos")),
+                    "scores": sections.scores(stored["scores"], stored["config"].get("preset")),
                     "choices": sections.choices(stored["choice"], extra),
                     "training": sections.training(_metrics(run)),
                     **around,

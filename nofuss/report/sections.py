@@ -51,8 +51,8 @@ _SPLIT = {"train": "trained on", "val": "validation", "test": "test"}
 # What was learned
 
 
-def scores(stored: dict[str, Any], what: str) -> Section | None:
-    """Compare the run with what needs no training; what: "photos", or what else it embeds."""
+def scores(stored: dict[str, Any], preset: object) -> Section | None:
+    """Compare the run with what needs no training."""
     main = next((name for name in _CAPTIONS if name in stored), None)
     if main is None:
         return None
@@ -63,7 +63,7 @@ def scores(stored: dict[str, Any], what: str) -> Section | None:
         (name, of[main], of.get(f"{main}_interval")) for name, of in methods.items() if main in of
     ]
     return {
-        "sentence": re.split(r"(\d+ of 100)", headline(stored, what), maxsplit=1),
+        "sentence": re.split(r"(\d+ of 100)", headline(stored, preset), maxsplit=1),
         "interval": stored.get(f"{main}_interval"),
         "gain": gain and describe_gain(gain),
         "over": gain and gain["over"],

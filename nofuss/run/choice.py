@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from nofuss.evaluate.intervals import in_points
+from nofuss.evaluate.protocol import score_title
 from nofuss.model.whitening import Recipe
 
 NOTHING, CLOSED, TRAINED = "untrained features", "closed form", "trained"
@@ -53,8 +54,8 @@ class Choice:
         if self.kept == TRAINED:
             what, pair = "training", f"{TRAINED} over {CLOSED}"
         changes = " and ".join(
-            f"{name} by {in_points(self.gains[pair][key])}"
-            for key, name in (("recall@1", "Recall@1"), ("map@r", "MAP@R"))
+            f"{score_title(name)} by {in_points(self.gains[pair][name])}"
+            for name in ("recall@1", "map@r")
         )
         return f"{what} changes {changes}"
 

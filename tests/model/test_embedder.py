@@ -61,10 +61,6 @@ def test_frozen_batch_norm_stays_fixed_in_training() -> None:
     moved = changed(before, embedder)
     assert moved == {n for n in before if n.rpartition(".")[0] not in norms}
     assert embedder.training
-    embedder.freeze_batch_norm(False)
-    before = snapshot(embedder)
-    step(embedder, inputs)
-    assert changed(before, embedder) == before.keys()
 
 
 def test_a_frozen_backbone_is_a_fixed_function_until_it_is_let_go() -> None:
