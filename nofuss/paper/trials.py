@@ -21,7 +21,6 @@ from nofuss.data.split import Rows
 from nofuss.evaluate import nmi, ranks_of_first_positive
 from nofuss.evaluate.recall import recall_of_ranks
 from nofuss.files import digest
-from nofuss.geometry import normalize
 from nofuss.losses.proxy_loss import ProxyLoss
 from nofuss.model.activations import Embed, embedding_of
 from nofuss.model.stages import fixed_count
@@ -31,17 +30,13 @@ from nofuss.ranking.neighbours import neighbours
 from nofuss.report.sections import Items, retrieval_grid
 from nofuss.training.callbacks import Control
 from nofuss.training.finetune import prepare
-from nofuss.training.loop import NonFiniteLoss, Training, run_loop
+from nofuss.training.loop import COLLAPSED, NonFiniteLoss, Training, run_loop, spread_of
 from nofuss.training.network import apply_settings, build_model
 from nofuss.training.score import untrained
 from nofuss.training.settings import resolve
 
 FORMAT = 3
 """Increased when the same settings would give other results."""
-COLLAPSED = 0.01
-"""A training has collapsed if it leaves the embeddings that are scored with a spread,
-1 − |mean direction|², below this and below what they had before training: all point the same way.
-"""
 BOUND_ITEMS, BOUND_TRIPLETS = 1000, 100_000
 
 Result = dict[str, Any]
@@ -122,7 +117,7 @@ def starts_of(source: Source, record: Record = "scores") -> list[Trial]:
 
 
 def has_collapsed(result: Result) -> bool:
-    """Return whether a training ended with all embeddings in one direction."""
+    """Return whether a training ended with all embeddings in one direction, which had not been."""
     return "spread" in result and result["spread"] < min(COLLAPSED, result["spread_before"])
 
 
@@ -199,11 +194,6 @@ def scores_of(vectors: Tensor, labels: Rows, source: Source, trial: Trial) -> Re
     result["queries"] = np.bincount(classes).tolist()
     result["hits"] = np.bincount(classes, (ranks == 1).cpu().numpy()[query]).astype(int).tolist()
     return result
-
-
-def spread_of(vectors: Tensor) -> float:
-    """Return 1 − |mean direction|²: 0 where all vectors point the same way."""
-    return 1 - float(normalize(vectors.double()).mean(0).square().sum())
 
 
 def _measure(

@@ -260,9 +260,7 @@ def _health(t: Training, embeddings: Tensor | None) -> dict[str, float]:
     """Measure signs of collapse at the end of an epoch: spread of embeddings, proxies in use."""
     health = {}
     if embeddings is not None and len(embeddings) > 1:
-        # 1 − |mean direction|²: 0 when all embeddings point the same way.
-        spread = 1 - float(normalize(embeddings.float()).mean(0).square().sum())
-        health["spread"] = spread
+        health["spread"] = spread = spread_of(embeddings)
         before = t.history[-1].get("spread", 1) if t.history else 1
         if spread < COLLAPSED <= before:
             log.warning(
@@ -273,6 +271,11 @@ def _health(t: Training, embeddings: Tensor | None) -> dict[str, float]:
     if isinstance(assignment, Dynamic | Balanced):
         health["proxies_in_use"] = assignment.share_in_use()
     return health
+
+
+def spread_of(vectors: Tensor) -> float:
+    """Return 1 − |mean direction|²: 0 where all vectors point the same way."""
+    return 1 - float(normalize(vectors.cpu().double()).mean(0).square().sum())
 
 
 # One step: forward, loss, a look at the numbers, backward, update
