@@ -215,7 +215,7 @@ class Options:
         return {
             name: value
             for name, default, value in values
-            if value is not default and value != "auto"
+            if value is not default and value is not None and value != "auto"
         }
 
 

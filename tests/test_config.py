@@ -169,3 +169,8 @@ def test_everything_is_frozen() -> None:
     for config in (Options(), Settings(**LEAST), Preprocessing(size=8, resize=8)):
         with pytest.raises(dataclasses.FrozenInstanceError):
             config.size = 3  # type: ignore[misc]
+
+
+def test_none_from_python_asks_for_nothing() -> None:
+    """Of a switch, too, whose default is False."""
+    assert Options(free_norms=None, allow_shared=None, dim=None).asked() == {}  # type: ignore[arg-type]

@@ -84,7 +84,7 @@ def triplet_accuracy(
     anchor, positive, negative = (x[column] for column in rows.T)
     values = (_apart(anchor, positive) < _apart(anchor, negative)).double()
     part = Part(values.cpu(), _groups(groups, rows[:, 0]))
-    return _scores(x, (part,), "triplets", TRIPLETS)
+    return _scores(x, (part,), "triplets", TRIPLETS, groups)
 
 
 def pair_accuracy(embeddings: Array, pairs: Array, *, groups: Array | None = None) -> Accuracy:
@@ -108,7 +108,7 @@ def pair_accuracy(embeddings: Array, pairs: Array, *, groups: Array | None = Non
         Part(farther.double().cpu() / len(far), _groups(groups, alike[:, 0])),
         Part(closer.double().cpu() / len(near), _groups(groups, different[:, 0])),
     )
-    return _scores(x, parts, "pairs", PAIRS)
+    return _scores(x, parts, "pairs", PAIRS, groups)
 
 
 def _apart(a: Tensor, b: Tensor) -> Tensor:
@@ -134,9 +134,11 @@ def _groups(groups: Array | None, rows: Tensor) -> Tensor:
     return rows if groups is None else as_tensor(groups).cpu()[rows]
 
 
-def _scores(x: Tensor, parts: tuple[Part, ...], kind: str, what: str) -> Accuracy:
+def _scores(
+    x: Tensor, parts: tuple[Part, ...], kind: str, what: str, groups: Array | None
+) -> Accuracy:
     ends = _interval(parts, (0.0, 1.0))
-    protocol = f"{what}; {REST} groups of linked items"
+    protocol = f"{what}; {REST} {'anchors' if groups is None else 'groups of linked items'}"
     return Accuracy(float(parts[0].values.mean()), ends, len(x), protocol, kind, parts)
 
 

@@ -229,7 +229,8 @@ class ProxyLoss(nn.Module, ABC):
     def assign(self, embeddings: Array, labels: Array | None = None) -> Tensor:
         """Return p(x) of each embedding, rows of `proxies`, as in training.
 
-        Pass raw embeddings: with free norms the closest proxy depends on their length.
+        But for matched assignment, which depends on the batch: here each gets the closest. Pass raw
+        embeddings: with free norms the closest proxy depends on their length.
         """
         x = check_embeddings(embeddings, self.dim)
         if labels is not None:

@@ -127,6 +127,7 @@ class SideBySide(Backbone):
     """
 
     def __init__(self, parts: Sequence[Backbone]) -> None:
+        mirror, precision = parts[0].mirror, parts[0].precision
         super().__init__(
             BESIDE.join(part.name for part in parts),
             nn.ModuleList(parts),
@@ -134,6 +135,7 @@ class SideBySide(Backbone):
             channels=parts[0].channels,
             preprocessing=parts[0].preprocessing,
         )
+        self.mirror, self.precision = mirror, precision
 
     @property
     def parts(self) -> Sequence[Backbone]:

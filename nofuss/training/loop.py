@@ -96,6 +96,7 @@ class Training:
     epoch: int = 0
     step: int = 0
     loss_sum: float = 0.0
+    seconds: float = 0.0
     history: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
@@ -141,8 +142,8 @@ class Training:
             | optimizer_tensors(self.optimizer)
         )
         # "at" is the step within the epoch; "step" names the checkpoint.
-        state: dict[str, Any] = {"epoch": self.epoch, "at": self.step, "loss_sum": self.loss_sum}
-        state["history"] = self.history
+        state: dict[str, Any] = {"epoch": self.epoch, "at": self.step}
+        state |= {name: getattr(self, name) for name in ("loss_sum", "seconds", "history")}
         done = self.epoch * steps + self.step
         save_checkpoint(folder, done, tensors, state, sharded=self.sharded)
 
@@ -156,7 +157,8 @@ class Training:
         restore_optimizer(self.optimizer, checkpoint.tensors)
         state = checkpoint.state
         self.epoch, self.step = state["epoch"], state["at"]
-        self.loss_sum, self.history = state["loss_sum"], state["history"]
+        self.loss_sum, self.seconds = state["loss_sum"], state["seconds"]
+        self.history = state["history"]
         return True
 
 
@@ -213,7 +215,8 @@ def run_loop(
             if isinstance(t.criterion, StructuredClustering):
                 t.criterion.set_epoch(t.epoch)
             model = parallel(t.model)
-            began = saved = time.monotonic()
+            saved = time.monotonic()
+            began = saved - t.seconds  # before an interruption, too
             embeddings, asked = None, False
             for batch in feed(t.epoch, t.step):
                 batch = batch._replace(inputs=batch.inputs.to(device, non_blocking=True))
@@ -221,7 +224,7 @@ def run_loop(
                 seed(_step_seed(t.seed, t.epoch * steps + t.step) + rank())
                 loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
                 t.step += 1
-                t.loss_sum += loss
+                t.loss_sum, t.seconds = t.loss_sum + loss, time.monotonic() - began
                 rates = {f"lr/{group['name']}": group["lr"] for group in t.optimizer.param_groups}
                 done = t.epoch * steps + t.step
                 control.tell("step", {"loss": loss} | rates, step=done, epoch=t.epoch)
@@ -242,7 +245,7 @@ def run_loop(
                 t.model.eval()
                 row |= validate()
             t.history.append(row)
-            t.epoch, t.step, t.loss_sum = t.epoch + 1, 0, 0.0
+            t.epoch, t.step, t.loss_sum, t.seconds = t.epoch + 1, 0, 0.0, 0.0
             control.tell("epoch", row, step=t.epoch * steps, epoch=t.epoch)
             control.progress(what, t.epoch * steps, t.epochs * steps)
             if folder:

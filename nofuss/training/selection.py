@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nofuss.distributed import processes
+from nofuss.distributed.device import device_of
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import QueryScores, pooled
 from nofuss.model.backbones import (
@@ -75,10 +76,10 @@ def choose_networks(
     log.info(made.describe())
     names = made.kept.split(BESIDE)
     kept = side_by_side([part for part in by_cost if part.name in names])
-    embedder = build_embedder(
+    chosen = build_embedder(
         kept, dim=embedder.dim, root=embedder.root, mirror=kept.mirror, seed=task.settings.seed
-    )
-    return embedder, joined([features[i] for i in order if parts[i].name in names]), made
+    ).to(device_of(embedder))
+    return chosen, joined([features[i] for i in order if parts[i].name in names]), made
 
 
 def try_networks(

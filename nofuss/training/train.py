@@ -220,7 +220,11 @@ def embed_all(task: Task, fit: Fit, x: Tensor | None, progress: Progress) -> tup
     merge_adapters(fit.embedder)
     if not task.settings.is_fixed:
         backbone = for_inference(fit.embedder).backbone
-        x = features_of(backbone, task.whole, cached=False, progress=progress).values
+        workers = task.settings.num_workers
+        found = features_of(
+            backbone, task.whole, cached=False, num_workers=workers, progress=progress
+        )
+        x = found.values
     assert x is not None
     raw = embed_features(fit.embedder, x)
     return x, raw

@@ -14,9 +14,11 @@ from nofuss.data.decode import decode_resized
 from nofuss.data.transforms import test_views as center_views
 from nofuss.errors import UsageError
 from nofuss.geometry import normalize
-from nofuss.model.backbones import build_backbone
+from nofuss.model.backbones import build_backbone, side_by_side
 from nofuss.model.embedder import for_inference
 from nofuss.model.features import multiplications
+from nofuss.run.directory import Run
+from nofuss.search.page.state import open_state
 from nofuss.training.folds import class_folds
 from nofuss.training.selection import pick, try_networks
 from tests.asked import settings_of
@@ -58,6 +60,31 @@ def test_too_few_classes_keep_the_cheapest() -> None:
     """What the eight classes of four folds gain is within chance."""
     first, second, labels = halves(classes=8, each=4)
     assert best_of(labels, first, second) == (0,)
+
+
+def test_networks_side_by_side_stay_as_they_are() -> None:
+    """Mirror images and precision of the features are those of the queries."""
+    parts = [build_backbone(name, weights=None) for name in TWO.split(",")]
+    for part in parts:
+        part.mirror, part.precision = True, "bf16"
+    both = side_by_side(parts)
+    for network in (both, *both.parts):
+        assert (network.mirror, network.precision) == (True, "bf16")
+
+
+@pytest.mark.slow
+def test_queries_are_embedded_as_the_index_was(tmp_path: Path) -> None:
+    """Also by networks that folds have chosen: the vector of a picture is the one in the index."""
+    for number in range(48):
+        place = tmp_path / "photos" / f"scene {number % 12}"
+        place.mkdir(parents=True, exist_ok=True)
+        scene(number % 12 * 100 + number // 12, 120).save(place / f"{number}.jpg", quality=95)
+    run = nofuss.train(tmp_path / "photos", backbone=TWO, out=tmp_path / "run")
+    assert "networks" in json.loads((run / "choice.json").read_text())
+    index = open_state(Run.open(run)).index
+    names = index.sample(5)
+    stored = torch.stack([torch.as_tensor(item.vector) for item in index.get(names, vectors=True)])
+    torch.testing.assert_close(nofuss.load(run).embed(names), stored, atol=1e-3, rtol=0)
 
 
 def test_cost_is_that_of_the_operations() -> None:
