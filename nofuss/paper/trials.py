@@ -1,6 +1,6 @@
 """One training of an experiment: its settings (`Trial`), and its result (a dict for JSON).
 
-The only file of this room that knows how training works. A trial scores its last epoch. Trials that
+A trial scores its last epoch. Trials that
 choose a rate (`fold`) use training classes only.
 """
 

@@ -1,4 +1,7 @@
-"""From what was asked to what a run is made with: `resolve`, and nothing else, fills in settings.
+"""From what was asked to what a run is made with: `resolve` fills in the settings.
+
+Two things follow later or before: network.py finds the network that is asked for, and head.py the
+rates of a head on fixed features, from the number of items.
 
 In layers, each over the one before: what all have in common, the preset, what follows from the
 data, the backbone and the loss, and what the user has asked. Then one table says what each option
