@@ -21,12 +21,13 @@ def rows(t: Task) -> list[list[str]]:
     labels = [t.y[outcome.rows] for outcome in fit.outcomes]
     decided = choose_reranking(fit.held_out(), labels)
     found = reranked_scores(fit.embed(t.test_x), t.test_y)
-    announced = gains(decided.gains) if decided is not None else ["too few classes", ""]
+    announced = points(decided.gain) if decided is not None else "too few classes"
     is_on = decided is not None and decided.on
+    after = "re-ranked" if is_on else "(off) re-ranked"
     return [
-        [f"{t.name}, by distance", *cells(found.before), "", ""],
-        ["re-ranked" if is_on else "(off) re-ranked", *cells(found.after), *gains(found.gains())],
-        ["as folds announce", *[""] * len(KS), "", *announced],
+        [f"{t.name}, by distance", *cells(found.before), ""],
+        [after, *cells(found.after), points(found.gain())],
+        ["as folds announce", *[""] * len(KS), "", announced],
     ]
 
 
@@ -36,19 +37,17 @@ def cells(scores: RerankedScores) -> list[str]:
     return [f"{100 * value:.2f}" for value in values]
 
 
-def gains(found: dict[str, list[float]]) -> list[str]:
-    """Return differences in points with their intervals."""
-    return [
-        f"{100 * mean:+.2f} ({100 * low:+.2f} to {100 * high:+.2f})"
-        for mean, low, high in found.values()
-    ]
+def points(gain: list[float]) -> str:
+    """Return a difference in points with its interval."""
+    mean, low, high = (100 * value for value in gain)
+    return f"{mean:+.2f} ({low:+.2f} to {high:+.2f})"
 
 
 def main() -> None:
     """Read the command line and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("data", nargs="+", type=Path, metavar="FOLDER")
-    columns = ["%", *(f"R@{k}" for k in KS), "MAP@R", "gain in R@8, 95%", "in MAP@R, 95%"]
+    columns = ["%", *(f"R@{k}" for k in KS), "MAP@R", "gain in MAP@R, 95%"]
     found = [row for path in parser.parse_args().data for t in tasks(path, 3) for row in rows(t)]
     console.table("re-ranking", columns, found)
 

@@ -327,7 +327,7 @@ def of_hundred(fraction: float) -> int:
 
 def describe_gain(gain: Mapping[str, Any]) -> str:
     """Return the paired differences in words: "Recall@1 +4.10 points (95%: +3.02 to +5.21), …"."""
-    names = ("recall@1", "recall@8", "map@r", "ordered")
+    names = ("recall@1", "map@r", "ordered")
     return ", ".join(f"{score_title(n)} {in_points(gain[n])}" for n in names if n in gain)
 
 

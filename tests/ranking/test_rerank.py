@@ -118,7 +118,7 @@ def test_on_where_items_of_a_class_lie_together() -> None:
     found = choose_reranking([x for x, _ in folds], [y for _, y in folds])
     assert found is not None
     assert found.on
-    assert found.gains["map@r"][1] > 0
+    assert found.gain[1] > 0
     assert "re-ranks" in found.describe()
     assert read_as(Rerank, to_json(found)) == found
 
@@ -129,12 +129,6 @@ def test_off_where_classes_are_noise() -> None:
     assert found is not None
     assert not found.on
     assert "by distance alone" in found.describe()
-
-
-def test_off_where_it_costs_results_that_people_see() -> None:
-    gains = {"recall@8": [-0.02, -0.03, -0.01], "map@r": [0.1, 0.05, 0.15]}
-    assert not Rerank(gains).on
-    assert Rerank(gains | {"recall@8": [-0.02, -0.05, 0.01]}).on
 
 
 def test_one_held_out_set_is_enough_and_three_classes_are_too_few() -> None:
@@ -175,11 +169,9 @@ def test_scores_state_means_intervals_and_gain() -> None:
     assert content["recall@1_interval"][0] <= content["recall@1"] <= content["recall@1_interval"][1]
 
 
-@pytest.mark.parametrize(
-    "gains", [{"recall@8": [0, 0, 0]}, {"recall@8": [0, 0, 0], "map@r": [0, 0]}]
-)
-def test_other_gains_are_refused(gains: object) -> None:
-    with pytest.raises(ValueError, match="gains"):
-        read_as(Rerank, {"gains": gains})
+@pytest.mark.parametrize("gain", [[0.0, 0.0], {"map@r": [0.0, 0.0, 0.0]}, None])
+def test_other_gains_are_refused(gain: object) -> None:
+    with pytest.raises(ValueError, match="gain"):
+        read_as(Rerank, {"gain": gain})
     with pytest.raises(ValueError, match="neighbours"):
         read_as(Rerank, {"neighbours": 8})
