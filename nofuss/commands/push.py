@@ -1,10 +1,13 @@
 """`nofuss push`: publish a run's model on the Hugging Face Hub."""
 
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from nofuss.commands import RunPath, console
+from nofuss.errors import UsageError
 from nofuss.progress import working
 
 
@@ -28,24 +31,29 @@ def main(
         message: The message of the commit.
     """
     from nofuss.files import json_bytes  # all here, so that --help is quick
+    from nofuss.model.encoder import fold_feedback
     from nofuss.model.hub import FOLDER, is_address, parse_address, upload
-    from nofuss.model.saved import load_model, model_files
+    from nofuss.model.saved import load_model, model_files, save_model
     from nofuss.report import read_optional_json
     from nofuss.report.card import hub_card, public_config
     from nofuss.run.directory import Run
 
-    address = repository if is_address(repository) else f"hf://{repository}"
-    name = parse_address(address).repository
+    address = parse_address(repository if is_address(repository) else f"hf://{repository}")
+    name = address.repository
+    if address.revision is not None:
+        raise UsageError(f"{repository} names a revision, but push adds a commit; leave it out")
     opened = Run.open(run)
-    load_model(opened.model)  # refuses what is damaged before anybody else gets it
-    files = {f"{FOLDER}/{file.name}": file for file in model_files(opened.model)}
     described = {
         "README.md": hub_card(opened, name).encode(),
         "config.json": json_bytes(public_config(opened.config)),
     }
     if scores := read_optional_json(opened.path / "scores.json"):
         described["scores.json"] = json_bytes(scores)
-    with working(console.progress, f"pushing to {name}"):
+    embedder, class_names, extra, digest = load_model(opened.model)
+    fold_feedback(embedder, opened.path, digest)
+    with TemporaryDirectory() as folder, working(console.progress, f"pushing to {name}"):
+        save_model(Path(folder), embedder, class_names=class_names, extra=extra)
+        files = {f"{FOLDER}/{file.name}": file for file in model_files(Path(folder))}
         pushed = upload({**described, **files}, name, public=public, message=message)
     console.say(f"pushed: {pushed}")
     console.say(f"load it: nofuss.load({str(pushed)!r})")

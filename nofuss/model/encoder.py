@@ -206,9 +206,8 @@ def load(
             raise
         cached = folder.parents[2]  # …/models--user--name/snapshots/COMMIT/model
         raise HubError(f"{error}, or delete {cached} and load it again") from None
-    if feedback and (matrix := map_in_force(model.parent, digest, embedder.dim)) is not None:
-        mapped = (matrix @ part.detach().double() for part in embedder.head.parameters())
-        embedder.set_head(Affine(*(part.float() for part in mapped)), root=embedder.root)
+    if feedback:
+        fold_feedback(embedder, model.parent, digest)
     where = choose_device(device)
     if where.type != "cuda":  # half precision is slower there, and the weights are float32
         embedder.backbone.precision = "fp32"
@@ -220,6 +219,13 @@ def load(
         source=source,
         digest=digest,
     )
+
+
+def fold_feedback(embedder: Embedder, run: Path, digest: str) -> None:
+    """Make what a run was taught on the page part of the head of its model."""
+    if (matrix := map_in_force(run, digest, embedder.dim)) is not None:
+        mapped = (matrix @ part.detach().double() for part in embedder.head.parameters())
+        embedder.set_head(Affine(*(part.float() for part in mapped)), root=embedder.root)
 
 
 def _from_array(pixels: NDArray[Any]) -> Image.Image:

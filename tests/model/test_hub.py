@@ -12,11 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import nofuss
 from nofuss.commands.push import main as push
 from nofuss.errors import RunError, UsageError
+from nofuss.files import tensor_bytes
 from nofuss.model.hub import Address, parse_address
+from nofuss.model.manifest import Manifest, read_manifest, write_manifest
 from nofuss.model.saved import model_files
 from nofuss.report.card import public_config, without_places
 from tests.asked import settings_of
@@ -221,6 +224,35 @@ def test_nothing_is_pushed_of_a_damaged_model(
     with pytest.raises(RunError, match="damaged"):
         push(damaged, "user/damaged")
     assert "user/damaged" not in hub.repositories
+
+
+def test_what_was_taught_is_pushed(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught = Path(shutil.copytree(run, tmp_path / "run"))
+    encoder = nofuss.load(taught, feedback=False)
+    manifest = read_manifest(taught / "index", encoder.digest) or Manifest(encoder.digest)
+    matrix = torch.diag(torch.linspace(0.1, 2, encoder.dim, dtype=torch.float64))
+    write_manifest(taught / "index", manifest, {"map": tensor_bytes({"map": matrix})})
+
+    def upload(files: dict[str, Any], name: str, **_: Any) -> Address:
+        for file, content in files.items():
+            path = tmp_path / "pushed" / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.read_bytes())
+        return Address(name)
+
+    monkeypatch.setattr("nofuss.model.hub.upload", upload)
+    push(taught, "user/taught")
+    x = np.random.default_rng(0).normal(size=(5, 16)).astype(np.float32)
+    pushed, used = nofuss.load(tmp_path / "pushed" / "model").embed(x), nofuss.load(taught).embed(x)
+    assert torch.equal(pushed, used)
+    assert not torch.allclose(pushed, encoder.embed(x), atol=0.01)
+
+
+def test_a_revision_to_push_to_is_refused(run: Path) -> None:
+    with pytest.raises(UsageError, match="user/name@v1 names a revision"):
+        push(run, "user/name@v1")
 
 
 @pytest.mark.parametrize(
