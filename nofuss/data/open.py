@@ -128,7 +128,8 @@ def _open_directory(folder: Path, labelling: Labelling, unlabelled: bool) -> Col
 
 def _inside(folder: Path, suffix: str) -> list[Path]:
     """Return the files with this suffix in a folder, its data/, train/ or test/, in order."""
-    found = [*folder.glob("*"), *(f for n in ("data", *SPLIT_WORDS) for f in folder.glob(f"{n}/*"))]
+    parts = [f for f in folder.glob("*/") if f.name.lower() in ("data", *SPLIT_WORDS)]
+    found = [file for each in (folder, *parts) for file in each.glob("*")]
     return sorted(
         file
         for file in found

@@ -32,8 +32,11 @@ from nofuss.data.decode import SUFFIXES
 from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError, UsageError
 
-SPLIT_WORDS = {"train": TRAIN, "test": TEST, "val": TEST, "valid": TEST, "validation": TEST}
-"""Names of folders and files → the side of the split they are on."""
+SPLIT_WORDS = {
+    **dict.fromkeys(("train", "training"), TRAIN),
+    **dict.fromkeys(("test", "testing", "val", "valid", "validation", "eval"), TEST),
+}
+"""Names of folders, files and splits, in lower case → the side of the split they are on."""
 OUTSIDE = "pictures outside any class folder"
 _HEIC = "HEIC files, for which pip install 'nofuss[heif]' is needed,"
 _UNREAD = {
@@ -174,7 +177,9 @@ def _labelled(
         if not tops:
             yield Labelled(picture, labelling.class_of(path) or "")
         elif top in tops:
-            yield Labelled(picture, labelling.class_of(Path(*below)) or "", SPLIT_WORDS[top])
+            yield Labelled(
+                picture, labelling.class_of(Path(*below)) or "", SPLIT_WORDS[top.lower()]
+            )
         elif not below:
             yield Labelled(picture, "")
         else:
@@ -189,12 +194,12 @@ def _split_folders(pictures: list[Path]) -> list[str]:
         top, *below = picture.parts
         if below:
             depths[top] = max(depths.get(top, 0), len(below))
-    words = sorted(depths.keys() & SPLIT_WORDS.keys())
-    if {SPLIT_WORDS[word] for word in words} != {TRAIN, TEST}:
+    sides = {top: SPLIT_WORDS[top.lower()] for top in sorted(depths) if top.lower() in SPLIT_WORDS}
+    if {*sides.values()} != {TRAIN, TEST}:
         return []
     # Beside other folders, train may be the class of trains: then it holds pictures directly.
-    is_class = len(depths) > len(words) and min(depths[word] for word in words) < 2
-    return [] if is_class else words
+    is_class = len(depths) > len(sides) and min(depths[top] for top in sides) < 2
+    return [] if is_class else [*sides]
 
 
 def _depth(found: list[Labelled]) -> int:

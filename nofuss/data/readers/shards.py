@@ -90,14 +90,14 @@ def open_saved_dataset(folder: Path) -> Collection:
     sides, skipped = {folder: ""}, tuple[tuple[str, str], ...]()
     if (folder / "dataset_dict.json").is_file():
         names = _listed(folder / "dataset_dict.json", "splits", str)
-        sides = {folder / name: SPLIT_WORDS[name] for name in names if name in SPLIT_WORDS}
+        sides = {folder / n: SPLIT_WORDS[n.lower()] for n in names if n.lower() in SPLIT_WORDS}
         if not sides:
             raise DataError(
                 f"{folder} has the splits {', '.join(names)}; expected "
                 "train and test (or validation)"
             )
         beside = f"splits beside {' and '.join(each.name for each in sides)}"
-        skipped = tuple((printable(n), beside) for n in names if n not in SPLIT_WORDS)
+        skipped = tuple((printable(n), beside) for n in names if folder / n not in sides)
     rows, files = list[Row](), list[Path]()
     for place, side in sides.items():
         for entry in _listed(place / "state.json", "_data_files", dict):

@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from nofuss.data.collection import (
     GALLERY,
     QUERY,
-    TEST,
-    TRAIN,
     Collection,
     compact_labels,
     first_five,
@@ -39,8 +37,7 @@ from nofuss.files import check_regular
 TRIPLET_COLUMNS = ("anchor", "positive", "negative")
 PAIR_COLUMNS = ("a", "b", "same")
 SAME = dict.fromkeys(("1", "true", "yes"), 1) | dict.fromkeys(("0", "false", "no"), 0)
-SPLITS = SPLIT_WORDS | {"training": TRAIN, "testing": TEST, "eval": TEST}
-SPLITS |= {"query": QUERY, "gallery": GALLERY}
+SPLITS = SPLIT_WORDS | {"query": QUERY, "gallery": GALLERY}
 """Words in a column `split`."""
 
 

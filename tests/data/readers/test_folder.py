@@ -95,6 +95,16 @@ def test_folders_named_train_and_test_are_the_split(draw, tmp_path: Path, held_o
     assert sides == {"robin": "train", "tit": "test", "wren": "train"}
 
 
+def test_the_names_of_the_split_are_read_in_any_case(draw, tmp_path: Path) -> None:
+    """As in Fruits-360."""
+    for name in ("Training/Apple Red", "Training/Pear", "Test/Kiwi"):
+        draw(f"d/{name}/0.jpg")
+    data = open_data(tmp_path / "d")
+    assert data.class_names == ("Apple Red", "Kiwi", "Pear")
+    assert data.split is not None
+    assert data.split.tolist() == ["test", "train", "train"]
+
+
 def test_pictures_right_in_train_have_no_class(draw, tmp_path: Path) -> None:
     for name in ("train/robin/1.png", "train/loose.png", "test/wren/1.png", "test/loose.png"):
         draw(f"d/{name}")

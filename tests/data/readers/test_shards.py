@@ -90,6 +90,18 @@ def test_the_split_is_in_the_names_of_the_shards(tmp_path: Path) -> None:
     assert data.split.tolist() == ["train", "train", "test"]
 
 
+@pytest.mark.parametrize("folders", [("Train", "TEST"), ("training", "eval")])
+def test_the_split_is_in_the_names_of_folders(tmp_path: Path, folders: tuple[str, str]) -> None:
+    for number, name in enumerate(folders):
+        write_shard(tmp_path / "d" / name / "000.tar", sample(number, "robin"))
+    data = open_data(tmp_path / "d")
+    assert data.split is not None
+    assert dict(zip(data.names, data.split, strict=True)) == {
+        f"{folders[0]}/000.tar#0": "train",
+        f"{folders[1]}/000.tar#0": "test",
+    }
+
+
 def test_labels_in_json_and_in_names(tmp_path: Path) -> None:
     members = {
         "a.json": json.dumps({"caption": "x", "label": "robin"}).encode(),
@@ -276,8 +288,8 @@ def test_a_dataset_on_disk(tmp_path: Path) -> None:
 
 def test_a_dictionary_of_datasets_is_a_split(tmp_path: Path) -> None:
     save_to_disk(images(4), tmp_path / "d" / "train")
-    save_to_disk(images(2, 4), tmp_path / "d" / "test")
-    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
+    save_to_disk(images(2, 4), tmp_path / "d" / "Test")
+    (tmp_path / "d" / "dataset_dict.json").write_text('{"splits": ["train", "Test"]}')
     data = open_data(tmp_path / "d")
     assert data.split is not None
     assert data.split.tolist() == ["train"] * 4 + ["test"] * 2
