@@ -27,7 +27,6 @@ import filelock
 import numpy as np
 from numpy.typing import NDArray
 
-from nofuss.distributed import processes
 from nofuss.errors import RunError
 
 if TYPE_CHECKING:
@@ -290,6 +289,8 @@ def locked(folder: Path) -> Iterator[None]:
     All processes of one command call this; under torchrun the first holds the lock for all. What
     a killed process has left half-written is deleted.
     """
+    from nofuss.distributed import processes  # here: whoever only reads files needs no torch
+
     lock, owner = filelock.FileLock(folder / LOCK, timeout=PATIENCE), folder / OWNER
 
     def take() -> str:
