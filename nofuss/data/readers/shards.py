@@ -145,10 +145,12 @@ def _read(file: Path, kind: str, rows: Iterable[Row]) -> list[Row]:
 
 
 def _side_by_name(file: Path) -> str:
-    """Return the side of the split in the name of a file or its folder, as in train-000.tar."""
-    words = re.split(r"[^a-z]+", f"{file.parent.name} {file.stem}".lower())
-    found = {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}
-    return found.pop() if len(found) == 1 else ""
+    """Return the side of the split in the name of a file, as in train-000.tar, or its folder's."""
+    for name in (file.stem, file.parent.name):
+        words = re.split(r"[^a-z]+", name.lower())
+        if found := {SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS}:
+            return found.pop() if len(found) == 1 else ""
+    return ""
 
 
 # Tar

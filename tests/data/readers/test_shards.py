@@ -90,6 +90,14 @@ def test_the_split_is_in_the_names_of_the_shards(tmp_path: Path) -> None:
     assert data.split.tolist() == ["train", "train", "test"]
 
 
+def test_the_name_of_a_shard_says_more_than_that_of_its_folder(tmp_path: Path) -> None:
+    for number, name in enumerate(("train-000", "val-000")):
+        write_shard(tmp_path / "test" / f"{name}.tar", sample(number, "robin"))
+    data = open_data(tmp_path / "test")
+    assert data.split is not None
+    assert data.split.tolist() == ["train", "test"]
+
+
 @pytest.mark.parametrize("folders", [("Train", "TEST"), ("training", "eval")])
 def test_the_split_is_in_the_names_of_folders(tmp_path: Path, folders: tuple[str, str]) -> None:
     for number, name in enumerate(folders):
