@@ -2,7 +2,8 @@
 
     vectors | embeddings | features | X | x | images | data     the items
     labels | y | targets                                        (N,), numbers or words
-    classes | class_names                                       (C,), optional
+    classes | class_names                                       (C,), optional; of .safetensors also
+                                                                in the metadata, as JSON
     split                                                       (N,) of train and test, optional
     triplets                                                    (T, 3) of rows, instead of labels
     pairs                                                       (M, 3) of two rows and 1 if alike
@@ -11,6 +12,7 @@ Pickled objects are refused.
 """
 
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ from nofuss.data.collection import (
 from nofuss.data.readers.table import check_pairs
 from nofuss.data.triplets import Comparisons
 from nofuss.errors import DataError
-from nofuss.files import check_regular, memory
+from nofuss.files import check_regular, memory, parse_json
 
 ITEMS = ("vectors", "embeddings", "features", "X", "x", "images", "data")
 LABELS = ("labels", "y", "targets")
@@ -80,10 +82,18 @@ def from_arrays(
 def _load(path: Path) -> Arrays:
     check_regular(path, limit=memory())
     if path.suffix.lower() == ".safetensors":
-        from safetensors.torch import load_file  # torch knows bfloat16, numpy does not
+        from safetensors import safe_open
 
-        tensors = load_file(path)
-        return {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
+        with safe_open(path, framework="pt") as file:  # torch knows bfloat16, numpy does not
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            classes = (file.metadata() or {}).get("classes", "")
+        arrays = {
+            name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+            for name, tensor in tensors.items()
+        }
+        with suppress(ValueError):  # there are none, or another program wrote them
+            arrays.setdefault("classes", np.array(parse_json(classes.encode())))
+        return arrays
     if not zipfile.is_zipfile(path):
         raise ValueError("not a zip archive as np.savez writes")
     try:

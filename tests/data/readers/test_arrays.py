@@ -75,6 +75,16 @@ def test_safetensors_of_any_precision(tmp_path: Path) -> None:
     assert len(data.class_names) == 5
 
 
+def test_safetensors_hold_names_of_classes_in_their_metadata(tmp_path: Path) -> None:
+    """As `nofuss embed` writes them; what another program has there is left alone."""
+    file, tensors = tmp_path / "a.safetensors", {"X": torch.tensor(X), "y": torch.arange(5) % 2}
+    save_file(tensors, file, metadata={"classes": '["robin", "wren"]'})
+    assert open_data(file).class_names == ("robin", "wren")
+    for other in ("robin,wren", "2", '["robin"]', '{"a": 1}'):
+        save_file(tensors, file, metadata={"classes": other})
+        assert open_data(file).class_names == ("0", "1")
+
+
 def test_triplets_of_rows(tmp_path: Path) -> None:
     triplets = np.array([[0, 1, 2], [4, 3, 0]])
     found = open_data(npz(tmp_path, X=X, triplets=triplets)).comparisons
