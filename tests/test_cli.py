@@ -24,6 +24,7 @@ from safetensors.numpy import load_file, save
 from nofuss import __version__
 from nofuss.cli import COMMANDS, main, parse
 from nofuss.config import Options
+from nofuss.data.open import open_data
 from nofuss.model.saved import model_files
 from tests.running import command, every_step, started
 
@@ -479,15 +480,18 @@ def test_embed_writes_what_train_reads(nofuss: Call, home: Path, photo_run: Path
     twin = load_file("e.safetensors")
     assert np.array_equal(twin["vectors"], arrays["vectors"])
     assert np.array_equal(twin["labels"], arrays["labels"])
+    assert open_data("e.safetensors").class_names == open_data("e.npz").class_names
     assert "e.npz" in one_line(nofuss(*embed, "e.npz"), 2)
     # Pictures without class folders embed too, to the same vectors.
     assert nofuss("embed", photo_run, home / "photos" / "class 3", "--out", "flat.npz").code == 0
     with np.load("flat.npz") as flat:
         np.testing.assert_allclose(flat["vectors"], arrays["vectors"][12:16], atol=1e-5)
-    # Beside class folders they are left out: among the labels, −1 would be a class.
+    # Beside class folders they are left out, and named: among the labels, −1 would be a class.
     shutil.copytree(home / "photos" / "class 3", "some/class 3")
     shutil.copy("some/class 3/0.png", "some/loose.png")
-    assert nofuss("embed", photo_run, "some", "--out", "some.npz").code == 0
+    outcome = nofuss("embed", photo_run, "some", "--out", "some.npz")
+    assert outcome.code == 0
+    assert "1 items without a class left out: loose.png" in outcome.out
     with np.load("some.npz") as some:
         assert some["labels"].tolist() == [0] * 4
     refused = nofuss("embed", photo_run, home / "vectors.npz", "--out", "v.npz")
