@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nofuss.data.collection import Collection, first_five, relative
+from nofuss.data.collection import TRAIN, Collection, first_five, relative
 from nofuss.data.readers.table import read_rows
 from nofuss.errors import DataError
 from nofuss.files import csv_cell, read_lines
@@ -75,7 +75,8 @@ def corrected(collection: Collection, file: Path) -> Collection:
     names = (*collection.class_names, "")  # NO_LABEL is −1
     labels, rows = collection.labels.copy(), _rows(collection)
     split = None if collection.split is None else collection.split.copy()
-    side_of = {} if split is None else dict(zip(labels.tolist(), split.tolist(), strict=True))
+    sides = [] if split is None else [*zip(labels.tolist(), split.tolist(), strict=True)]
+    side_of, taken = dict(sides), {(label, side == TRAIN) for label, side in sides}
     unknown, changed, applied, typos = 0, 0, 0, list[str]()
     for item, was, now in read_corrections(file):
         row = rows(item)
@@ -91,9 +92,10 @@ def corrected(collection: Collection, file: Path) -> Collection:
             changed += 1
         elif labels[row] != codes[now]:
             applied += 1
-            if split is not None:  # a class must not end up in both train and test
-                split[row] = side_of[codes[now]]
             labels[row] = codes[now]
+            # A class must not end up in both train and test; a query stays one.
+            if split is not None and (codes[now], split[row] == TRAIN) not in taken:
+                split[row] = side_of[codes[now]]
     if typos:
         raise DataError(
             f"{file.name} names classes that are not in {collection.name}: "

@@ -144,6 +144,24 @@ def test_an_item_goes_to_the_side_of_its_class(data: Path, tmp_path: Path) -> No
     assert found.split[0] == "test"
 
 
+def test_an_item_stays_on_a_side_where_its_class_is(data: Path, tmp_path: Path) -> None:
+    """A query stays a query, and with classes on both sides an item of training stays there."""
+    sides = {"blue": ["train", "query"], "green": ["query", "gallery"], "red": ["train", "gallery"]}
+    lines = [f"{name}/{i}.png,{name},{sides[name][i // 2]}" for name in sides for i in range(4)]
+    (data / "list.csv").write_text("path,label,split\n" + "\n".join(lines))
+    rows = [
+        Correction("blue/0.png", "blue", "red"),
+        Correction("blue/3.png", "blue", "green"),
+        Correction("red/0.png", "red", "green"),  # which is not in training
+    ]
+    write_corrections(tmp_path / "file.csv", rows)
+    found = corrected(open_data(data / "list.csv"), tmp_path / "file.csv")
+    assert found.split is not None
+    side_of = dict(zip(found.names, found.split.tolist(), strict=True))
+    changed = [side_of[f"{item}.png"] for item in ("blue/0", "blue/3", "red/0")]
+    assert changed == ["train", "query", "gallery"]
+
+
 @pytest.mark.slow
 def test_train_applies_them_and_all_later_commands_too(data: Path, tmp_path: Path) -> None:
     """The run keeps its own copy; the data are as before; index and search see the new label."""
