@@ -129,13 +129,15 @@ def diagnose(
         unusable = [Problem(i, collection.names[i], "NaN or infinity", "") for i in bad]
         if unusable:
             diagnosis.suggestion = "drop or fix the rows that can't be used, then "
-    usable = np.setdiff1d(np.arange(len(collection)), [p.item for p in unusable])
+    is_usable = np.ones(len(collection), dtype=bool)
+    is_usable[[p.item for p in unusable]] = False
+    usable = np.flatnonzero(is_usable)
     diagnosis.unusable = [
         {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unusable
     ]
     exact, near = find_duplicates(collection, progress=progress)
     # Copies of a row that can't be used can't be used either, and are listed above.
-    diagnosis.duplicates = [_group(collection, rows) for rows in exact if rows[0] in usable]
+    diagnosis.duplicates = [_group(collection, rows) for rows in exact if is_usable[rows[0]]]
     diagnosis.near_duplicates = [_group(collection, rows) for rows in near]
     if run is not None and collection.has_classes and len(usable):
         from nofuss.model.encoder import load
