@@ -192,9 +192,10 @@ def _report(collection: Collection, findings: Sequence[Finding]) -> ScanReport:
     ]
     for same in exact_copies([finding.key for finding in findings]):
         first, *others = same
-        if len(set(labels[same])) > 1:
-            classes = ", ".join(sorted({collection.class_names[labels[i]] for i in same}))
-            problems += [Problem(i, names[i], CONFLICT, f"labelled {classes}") for i in same]
+        classes = sorted({collection.class_names[labels[i]] for i in same if labels[i] >= 0})
+        if len(classes) > 1:
+            detail = f"labelled {', '.join(classes)}"
+            problems += [Problem(i, names[i], CONFLICT, detail) for i in same]
         else:
             problems += [Problem(i, names[i], DUPLICATE, f"of {names[first]}") for i in others]
     return ScanReport(len(collection), tuple(sorted(problems)))

@@ -51,6 +51,15 @@ def test_every_bad_file_is_found_and_named(untidy: Path) -> None:
     assert report.summary().startswith("14 images checked: 2 duplicate with another label, ")
 
 
+def test_a_copy_without_a_label_contradicts_none(photos: Path) -> None:
+    """Also where its number, −1, would be the last class."""
+    shutil.copy(photos / "robin" / "0.png", photos / "loose.png")
+    report = scan_pictures(open_data(photos, unlabelled=True))
+    assert [(p.name, p.reason, p.detail) for p in report.problems] == [
+        ("robin/0.png", DUPLICATE, "of loose.png")
+    ]
+
+
 def test_what_is_left_can_be_used(untidy: Path) -> None:
     data = open_data(untidy)
     report = scan_pictures(data)
