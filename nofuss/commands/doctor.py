@@ -83,8 +83,8 @@ class Doubt:
     item: str
     label: str
     neighbours_say: str
-    share: float
-    """Fraction of the nearest neighbours that carry the other label."""
+    fraction: float
+    """Of the nearest neighbours, those that carry the other label."""
 
 
 @dataclass
@@ -209,7 +209,7 @@ def _show(diagnosis: Diagnosis) -> None:
         _list(
             "doubtful labels (most of the nearest neighbours have another)",
             [
-                f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.share:.0%})"
+                f"{d.item}: {d.label}, neighbours say {d.neighbours_say} ({d.fraction:.0%})"
                 for d in diagnosis.doubtful_labels
             ],
         )

@@ -157,7 +157,7 @@ def test_flipped_labels_are_doubted() -> None:
     assert sorted(d.item for d in doubts) == sorted(f"row {i}" for i in wrong)
     for doubt in doubts:
         assert doubt.neighbours_say == f"class {int(truth[int(doubt.item.split()[1])])}"
-        assert doubt.share > 0.9
+        assert doubt.fraction > 0.9
 
 
 def test_a_run_is_asked_about_labels(sick: Path, tmp_path: Path, capsys: Capture) -> None:
