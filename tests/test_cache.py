@@ -32,7 +32,7 @@ from nofuss.cache import (
 )
 from nofuss.config import Preprocessing
 from nofuss.data.decode import decode_resized
-from nofuss.data.transforms import test_views as views_of
+from nofuss.data.transforms import center_views
 from nofuss.files import array_bytes, digest
 from torture.bombs import saved
 
@@ -84,7 +84,7 @@ def test_what_is_cached_is_what_this_code_computes() -> None:
     content = saved(Image.fromarray(noise), "PNG")
     fit = Preprocessing(size=24, resize=32)
     colour, gray = (decode_resized(content, replace(fit, mode=mode)) for mode in ("RGB", "L"))
-    views = views_of([colour], fit).contiguous().numpy()
+    views = center_views([colour], fit).contiguous().numpy()
     made = digest(caching.VERSION, *map(array_bytes, (colour, gray, views)))
     assert made == "a887e71ed73d1148dec3b5a0b6a38a6e"
     assert name_of("features", b"x") == f"features-{digest(caching.VERSION, b'x')}"

@@ -19,7 +19,7 @@ from nofuss.config import Preprocessing
 from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode, in_mode, resized
 from nofuss.data.scan import look_at
-from nofuss.data.transforms import draws, fitted, test_views, train_views
+from nofuss.data.transforms import center_views, draws, fitted, train_views
 
 Indices = NDArray[np.int64]
 AHEAD = 3
@@ -65,7 +65,7 @@ def batches(
             if train:
                 inputs = train_views(inputs, preprocessing, draws(seed, epoch, chosen))
             else:
-                inputs = test_views(inputs, preprocessing)
+                inputs = center_views(inputs, preprocessing)
         inputs = inputs.pin_memory() if pin else inputs
         return Batch(inputs, torch.from_numpy(collection.labels[chosen]), torch.from_numpy(chosen))
 

@@ -72,7 +72,7 @@ def _zoomed(picture: Picture, preprocessing: Preprocessing, drawn: NDArray[np.fl
     return result
 
 
-def test_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing) -> Tensor:
+def center_views(pictures: Sequence[Picture] | Picture, preprocessing: Preprocessing) -> Tensor:
     """Return centre crops, (B, C, size, size)."""
     middle = np.full(len(pictures), 0.5)
     return _views(pictures, preprocessing, middle, middle, np.zeros(len(pictures), dtype=bool))

@@ -16,7 +16,7 @@ from nofuss.data.collection import Collection
 from nofuss.data.decode import PictureError, decode_resized, in_mode, resized
 from nofuss.data.loader import AHEAD, ahead
 from nofuss.data.sampling import Indices
-from nofuss.data.transforms import test_views
+from nofuss.data.transforms import center_views
 from nofuss.distributed.device import choose_device
 from nofuss.errors import DataError, HubError, RunError, command
 from nofuss.geometry import as_tensor, normalize
@@ -141,7 +141,7 @@ def _features(network: Backbone, items: Sequence[Any]) -> Tensor:
     chunks = [items[i : i + batch] for i in range(0, len(items), batch)]
 
     def views(chunk: Sequence[Any]) -> Tensor:
-        return test_views([_picture(item, look) for item in chunk], look)
+        return center_views([_picture(item, look) for item in chunk], look)
 
     # Pictures are decoded while the last ones are computed.
     loaded = ahead(views, chunks, int(len(chunks) > 1), waiting=AHEAD)

@@ -11,7 +11,7 @@ import torch
 import nofuss
 from nofuss.cli import main
 from nofuss.data.decode import decode_resized
-from nofuss.data.transforms import test_views as center_views
+from nofuss.data.transforms import center_views
 from nofuss.model.embedder import build_embedder
 from nofuss.model.saved import save_model
 from nofuss.run.directory import create_run

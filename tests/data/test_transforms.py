@@ -43,7 +43,7 @@ def test_draws_of_a_sample_do_not_depend_on_its_neighbours(
 
 
 def test_the_test_view_is_the_middle() -> None:
-    view = transforms.test_views([PICTURE], PLAIN)[0]
+    view = transforms.center_views([PICTURE], PLAIN)[0]
     assert view.shape == (3, 16, 16)
     assert view.dtype == torch.float32
     np.testing.assert_array_equal(back(view, PLAIN), PICTURE[2:18, 7:23])
@@ -79,14 +79,14 @@ def test_a_batch_holds_what_each_picture_gives_alone(affine: float) -> None:
 def test_gray_pictures_fill_all_channels_or_one() -> None:
     gray = PICTURE[..., 0]
     one = Preprocessing(size=16, resize=20, mode="L", mean=(127.0,), std=(128.0,))
-    assert transforms.test_views([gray], one)[0].shape == (1, 16, 16)
-    three = transforms.test_views([gray], PLAIN)[0]
+    assert transforms.center_views([gray], one)[0].shape == (1, 16, 16)
+    three = transforms.center_views([gray], PLAIN)[0]
     assert torch.equal(three[0], three[2])
 
 
 def test_a_crop_larger_than_the_picture_is_refused() -> None:
     with pytest.raises(ValueError, match="crop of 24"):
-        transforms.test_views([PICTURE], Preprocessing(size=24, resize=20))
+        transforms.center_views([PICTURE], Preprocessing(size=24, resize=20))
 
 
 def test_bending_is_affine_grid_and_grid_sample() -> None:
@@ -136,8 +136,8 @@ def test_training_can_see_smaller_crops_than_search(zoom: float) -> None:
     views = train_views([PICTURE], smaller, drawn)
     expected = train_views([PICTURE], replace(PLAIN, size=PLAIN.size - 4, zoom=zoom), drawn)
     assert torch.equal(views, expected)
-    same = transforms.test_views([PICTURE], smaller)
-    assert torch.equal(same, transforms.test_views([PICTURE], PLAIN))
+    same = transforms.center_views([PICTURE], smaller)
+    assert torch.equal(same, transforms.center_views([PICTURE], PLAIN))
 
 
 def test_light_changes_brightness_and_contrast() -> None:
@@ -149,5 +149,5 @@ def test_light_changes_brightness_and_contrast() -> None:
     assert 75 <= values.min() < 78
     assert 122 < values.max() <= 125
     assert (
-        train_views([PICTURE], lit, draws(0, 0, [0])) != transforms.test_views([PICTURE], PLAIN)
+        train_views([PICTURE], lit, draws(0, 0, [0])) != transforms.center_views([PICTURE], PLAIN)
     ).any()

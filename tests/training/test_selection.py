@@ -11,7 +11,7 @@ from torch import Tensor
 import nofuss
 from nofuss.cli import main
 from nofuss.data.decode import decode_resized
-from nofuss.data.transforms import test_views as center_views
+from nofuss.data.transforms import center_views
 from nofuss.errors import UsageError
 from nofuss.geometry import normalize
 from nofuss.model.backbones import build_backbone, side_by_side
