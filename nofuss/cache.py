@@ -77,7 +77,7 @@ def key_of(*parts: Bytes) -> bytes:
 def room() -> int:
     """Return the bytes that one file may take if all others of the cache are deleted."""
     folder = cache_directory().absolute()
-    place = next(path for path in (folder, *folder.parents) if path.is_dir())
+    place = next(path for path in (folder, *folder.parents) if os.path.isdir(path))
     sizes = sum(size for _, size, _ in _files())
     return int(min(LIMIT, FREE_FRACTION * shutil.disk_usage(place).free + sizes))
 
@@ -111,7 +111,8 @@ def _files() -> list[tuple[float, int, Path]]:
 
 
 def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+    # os.path: pathlib raises where a folder can't be entered, or a name is too long.
+    return path.stat().st_size if os.path.exists(path) else 0
 
 
 def _use(file: Path) -> None:
@@ -145,7 +146,7 @@ class Rows:
         """Yield key and value of each key that is known; an empty key never is."""
         wanted, damaged = {key for key in keys if key}, 0
         unique = sorted(wanted)
-        if not unique or not self.file.exists():
+        if not unique or not os.path.exists(self.file):
             return
         with self._failing_softly(), closing(self._connect()) as database:
             for start in range(0, len(unique), _AT_ONCE):
@@ -201,7 +202,7 @@ class Rows:
 
 def holds_blob(name: str) -> bool:
     """Return whether the cache has a file for this value."""
-    return Rows(name).file.is_file()
+    return os.path.isfile(Rows(name).file)
 
 
 def blob(name: str, make: Callable[[], bytes]) -> bytes:

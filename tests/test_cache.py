@@ -364,18 +364,20 @@ def test_room_is_made_of_our_files_only(cache: Path, monkeypatch: pytest.MonkeyP
 # A cache that can't be used
 
 
+@pytest.mark.parametrize("place", ["file/cache", f"{'x' * 300}/cache"])
 def test_a_place_that_can_not_be_written_costs_time_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / "file" / "cache"))
+    monkeypatch.setenv("NOFUSS_CACHE", str(tmp_path / place))
     assert room() > 0
     assert make_room(100)
     Rows(NAME).write(KEYS, VALUES)
     assert dict(Rows(NAME).read(KEYS)) == {}
+    assert not holds_blob(NAME)
     assert blob(NAME, lambda: b"made") == b"made"
     assert digests([tmp_path / "file"], Path.read_bytes) == [key_of(b"")]
-    with pytest.raises(OSError, match="Not a directory"):
+    with pytest.raises(OSError, match="Not a directory|name too long"):
         Records(NAME, (3,), 5)
 
 
