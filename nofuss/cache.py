@@ -17,12 +17,12 @@ slower, never wrong.
 """
 
 import errno
+import logging
 import os
 import re
 import shutil
 import sqlite3
 import time
-import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +36,7 @@ from numpy.typing import NDArray
 from nofuss.errors import one_line
 from nofuss.files import Bytes, digest
 
+log = logging.getLogger("nofuss")
 VERSION = b"1"
 """To be raised where our code computes other values than before from the same inputs."""
 LIMIT = 24 * 2**30
@@ -196,8 +197,7 @@ class Rows:
                 _delete(self.file)
 
     def _warn(self, problem: object) -> None:
-        what = f"{self.file} is damaged ({one_line(problem)}) and made again"
-        warnings.warn(what, stacklevel=3)
+        log.warning(f"{self.file} is damaged ({one_line(problem)}) and made again")
 
 
 def holds_blob(name: str) -> bool:

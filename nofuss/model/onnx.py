@@ -124,8 +124,7 @@ def _accelerate(backbone: Backbone, views: int, progress: Progress) -> None:
             graph = blob(name, partial(_export_features, backbone, progress))
             backbone.network = OnnxNetwork(backbone.network, graph)
         except Exception as error:  # of the exporter, or of onnxruntime
-            reason = one_line(error)[:200]
-            warnings.warn(f"{backbone.name} runs in torch: {reason}", stacklevel=2)
+            log.warning(f"{backbone.name} runs in torch: {one_line(error)[:200]}")
 
 
 def _export_features(backbone: Backbone, progress: Progress) -> bytes:

@@ -6,7 +6,7 @@ duplicates are also listed in suspects.csv. Whatever a class or a file is called
 markup: autoescape is on for every value, and only the drawings of figures.py arrive as markup.
 """
 
-import warnings
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -26,6 +26,7 @@ from nofuss.ranking.neighbours import neighbours
 from nofuss.report import sections
 from nofuss.run.proxies import RunEmbeddings
 
+log = logging.getLogger("nofuss")
 _MISFITS = (AttributeError, LookupError, TypeError, ValueError, OverflowError, UndefinedError)
 
 
@@ -145,5 +146,5 @@ def read_optional_json(file: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        warnings.warn(f"{file} is damaged and left out: {error}", stacklevel=2)
+        log.warning(f"{file} is damaged and left out: {error}")
         return {}
