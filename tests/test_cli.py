@@ -157,6 +157,21 @@ assert not heavy, heavy
     assert "│ train " in done.stderr  # of no words at all
 
 
+def test_ctrl_c_while_the_program_is_loaded_shows_no_traceback() -> None:
+    script = """
+import sys
+class Stopped:
+    def find_spec(self, name, *_):
+        if name == "nofuss.cli":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Stopped())
+from nofuss.__main__ import program
+program()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
