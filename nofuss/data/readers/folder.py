@@ -28,7 +28,7 @@ from nofuss.data.collection import (
     relative,
     skipped_notes,
 )
-from nofuss.data.decode import SUFFIXES
+from nofuss.data.decode import FORMATS, SUFFIXES
 from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError, UsageError
 
@@ -123,7 +123,7 @@ def open_folder(
         notes = "".join(f"; {note}" for note in skipped_notes(named(skipped, folder)))
         raise DataError(
             f"{folder} holds no pictures; expected a folder of class folders with "
-            f"JPEG, PNG, WebP, BMP, GIF, TIFF or AVIF files{notes}"
+            f"{', '.join(FORMATS)} files{notes}"
         )
     tops = _split_folders([relative(picture, folder) for picture in pictures])
     found = [*_labelled(pictures, folder, tops, labelling, skipped)]

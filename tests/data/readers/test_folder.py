@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nofuss.config import Options
+from nofuss.data.decode import FORMATS
 from nofuss.data.open import open_data
 from nofuss.data.readers.folder import Labelling, find_pictures, labelling_of
 from nofuss.errors import DataError, UsageError
@@ -34,6 +35,14 @@ def test_what_is_skipped_is_counted(photos: Path, draw) -> None:
     assert {note.rpartition(": ")[2] for note in data.notes} == skipped
     assert all(note.startswith("1 ") for note in data.notes)
     assert len(find_pictures(photos)) == 10
+
+
+def test_the_formats_that_are_read_are_named(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(DataError) as refused:
+        open_data(tmp_path)
+    for name in ("JPEG", "AVIF", "HEIF"):
+        assert (name in str(refused.value)) == (name in FORMATS)
 
 
 def test_links_are_followed_once_and_never_in_circles(photos: Path) -> None:
