@@ -71,6 +71,8 @@ class Collection:
     labels: Labels = field(default=None)  # type: ignore[arg-type]  # left out: no item has one
     """(N,) of 0…C−1 without gaps, −1 for an item without a label."""
     class_names: tuple[str, ...] = ()
+    labelling: object = None
+    """How labels were read from paths, a `Labelling` of readers/folder.py; None for others."""
     split: NDArray[np.str_] | None = None
     """(N,) of "train" and "test", if the data have a split; test items may be "query" and
     "gallery"."""

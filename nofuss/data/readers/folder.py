@@ -98,7 +98,7 @@ def labelling_of(config: Options | Settings) -> Labelling:
 
 def check_used(collection: Collection, labelling: Labelling) -> None:
     """Raise UsageError if data have labels of their own, so that paths were not looked at."""
-    if not collection.layout.endswith(labelling.describe()):
+    if labelling not in (BY_FOLDER, collection.labelling):
         raise UsageError(
             "--class-level and --label-pattern are for folders of pictures; "
             f"{collection.name} ({collection.layout}) has labels of its own; drop them"
@@ -160,6 +160,7 @@ def open_folder(
         paths=[each.picture for each in found],
         root=folder,
         labels=labels,
+        labelling=labelling,
         class_names=tuple(printable(os.fsdecode(name)) for name in names),
         split=np.array(sides) if all(sides) else None,
         remarks=(hint,) if is_nested else (),

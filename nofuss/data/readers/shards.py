@@ -67,17 +67,21 @@ def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOL
     """Open the pictures in tar files, in order; their labels as stored, else by their names."""
     skipped = Skipped()
     rows = [row for file in files for row in _read(file, "tar file", _shard_rows(file, skipped))]
-    layout = f"WebDataset, {len(files):,} shard{'s'[: len(files) > 1]}"
-    if not any(row.label for row in rows):
+    layout = f"WebDataset, {len(files):,} {'shard' if len(files) == 1 else 'shards'}"
+    by_path = not any(row.label for row in rows)
+    if by_path:
         rows = [row._replace(label=labelling.class_of(Path(row.name)) or "") for row in rows]
         layout += labelling.describe()
-    return replace(_joined(rows, files, root, layout), skipped=named(skipped, root))
+    joined = _joined(rows, files, root, layout)
+    used = labelling if by_path else None
+    return replace(joined, labelling=used, skipped=named(skipped, root))
 
 
 def open_parquet(files: Sequence[Path], root: Path) -> Collection:
     """Open the pictures in Parquet files, in order."""
     rows = [row for file in files for row in _read(file, "Parquet file", _table_rows(file))]
-    return _joined(rows, files, root, "Parquet" + f", {len(files):,} files" * (len(files) > 1))
+    layout = "Parquet" if len(files) == 1 else f"Parquet, {len(files):,} files"
+    return _joined(rows, files, root, layout)
 
 
 def is_saved_dataset(folder: Path) -> bool:

@@ -9,7 +9,13 @@ import pytest
 from nofuss.config import Options
 from nofuss.data.decode import FORMATS
 from nofuss.data.open import open_data
-from nofuss.data.readers.folder import Labelling, find_pictures, labelling_of
+from nofuss.data.readers.folder import (
+    BY_FOLDER,
+    Labelling,
+    check_used,
+    find_pictures,
+    labelling_of,
+)
 from nofuss.errors import DataError, UsageError
 
 
@@ -43,6 +49,15 @@ def test_the_formats_that_are_read_are_named(tmp_path: Path) -> None:
         open_data(tmp_path)
     for name in ("JPEG", "AVIF", "HEIF"):
         assert (name in str(refused.value)) == (name in FORMATS)
+
+
+def test_a_labelling_must_be_used(photos: Path) -> None:
+    outer = Labelling(class_level=1)
+    check_used(open_data(photos, labelling=outer), outer)
+    check_used(open_data(photos, labelling=outer).subset([0]), BY_FOLDER)
+    for opened in (open_data(photos), open_data(photos, labelling=Labelling(label_pattern="^."))):
+        with pytest.raises(UsageError, match="labels of its own"):
+            check_used(opened, outer)
 
 
 def test_links_are_followed_once_and_never_in_circles(photos: Path) -> None:
