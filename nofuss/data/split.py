@@ -58,9 +58,9 @@ def split_of(data: TrainingData, settings: Settings) -> Split:
             allow_shared=settings.allow_shared,
         )
     if len(classes_in(collection, train)) < 2:
+        cure = "add classes, or lower --test-fraction" if fraction else "add classes"
         raise DataError(
-            f"{collection.name} has one class to train on; training needs two or more: add classes"
-            + ", or lower --test-fraction" * bool(fraction)
+            f"{collection.name} has one class to train on; training needs two or more: {cure}"
         )
     return Split(*_with_val(collection, train, settings), test, by_folds)
 

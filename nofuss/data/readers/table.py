@@ -124,12 +124,13 @@ def _open_labelled(path: Path) -> Collection:
         if "split" in row.cells and word not in SPLITS:
             raise ValueError(f"split {word!r} is none of train, test, query, gallery")
         file, side = existing(path.parent, picture), SPLITS.get(word, "")
-        before = seen.setdefault((os.path.normpath(file), side), label)
-        if before != label:
-            raise ValueError(f"{picture} again, with another label")
-        if len(seen) == len(paths):
+        key = (os.path.normpath(file), side)
+        if key in seen:
+            if seen[key] != label:
+                raise ValueError(f"{picture} again, with another label")
             repeated.append(f"row {row.number}")
             return
+        seen[key] = label
         paths.append(file)
         labels.append(label)
         split.append(side)
