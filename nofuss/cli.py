@@ -186,10 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _explain(error: Exception) -> str:
     """Return one line about an error that no other code handled."""
     if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):
-        return (
-            "not enough memory; give less data, or train with a smaller --batch-size, --size or "
-            "--dim"
-        )
+        return "not enough memory; give less data, or train with a smaller --batch-size or --size"
     if isinstance(error, OSError) and error.strerror:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}; fix it and run the command again"

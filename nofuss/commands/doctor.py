@@ -129,8 +129,7 @@ def diagnose(
         unusable = [Problem(i, collection.names[i], "NaN or infinity", "") for i in bad]
         if unusable:
             diagnosis.suggestion = "drop or fix the rows that can't be used, then "
-    is_usable = np.ones(len(collection), dtype=bool)
-    is_usable[[p.item for p in unusable]] = False
+    is_usable = ~np.isin(np.arange(len(collection)), [p.item for p in unusable])
     usable = np.flatnonzero(is_usable)
     diagnosis.unusable = [
         {"item": p.name, "reason": p.reason, "detail": p.detail} for p in unusable

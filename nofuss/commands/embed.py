@@ -2,7 +2,7 @@
 
 import io
 import json
-import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nofuss.data.collection import Collection
-
-log = logging.getLogger("nofuss")
 
 
 def main(
@@ -43,7 +41,6 @@ def main(
         raise UsageError(f"{out} exists and is never overwritten; give another --out")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: the folder {out.parent} does not exist; create it first")
-    from nofuss.data.collection import first_five
     from nofuss.data.open import open_data, open_usable
     from nofuss.data.readers.folder import (
         labelling_of,  # all here, so that --help does not load torch
@@ -58,11 +55,10 @@ def main(
     encoder = load(run, device=device)
     with processes.in_turn():
         opened = open_data(data, labelling=labelling, unlabelled=True)
-        is_labelled = opened.labels >= 0
-        if opened.has_classes and not is_labelled.all():  # −1 in the file would be taken for one
-            left_out = [opened.names[row] for row in (~is_labelled).nonzero()[0]]
-            log.warning(f"{len(left_out):,} items without a class left out: {first_five(left_out)}")
-            opened = opened.subset(is_labelled.nonzero()[0])
+        if opened.has_classes:  # −1 in the file would be taken for one
+            without = [opened.names[row] for row in (opened.labels < 0).nonzero()[0]]
+            skipped = (*opened.skipped, *((name, "items without a class") for name in without))
+            opened = replace(opened.subset((opened.labels >= 0).nonzero()[0]), skipped=skipped)
         collection = open_usable(opened, progress=console.progress)
     processes.check_same("data", collection.fingerprint)
     vectors = encoder.embed_collection(collection, progress=console.progress)

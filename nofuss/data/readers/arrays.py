@@ -2,8 +2,7 @@
 
     vectors | embeddings | features | X | x | images | data     the items
     labels | y | targets                                        (N,), numbers or words
-    classes | class_names                                       (C,), optional; of .safetensors also
-                                                                in the metadata, as JSON
+    classes | class_names                                       (C,), optional; or JSON in metadata
     split                                                       (N,) of train and test, optional
     triplets                                                    (T, 3) of rows, instead of labels
     pairs                                                       (M, 3) of two rows and 1 if alike
@@ -86,14 +85,11 @@ def _load(path: Path) -> Arrays:
 
         with safe_open(path, framework="pt") as file:  # torch knows bfloat16, numpy does not
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            classes = (file.metadata() or {}).get("classes", "")
-        arrays = {
-            name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
-            for name, tensor in tensors.items()
-        }
+            names = (file.metadata() or {}).get("classes", "")
+        found = {k: (t.float() if t.is_floating_point() else t).numpy() for k, t in tensors.items()}
         with suppress(ValueError):  # there are none, or another program wrote them
-            arrays.setdefault("classes", np.array(parse_json(classes.encode())))
-        return arrays
+            found.setdefault("classes", np.array(parse_json(names.encode())))
+        return found
     if not zipfile.is_zipfile(path):
         raise ValueError("not a zip archive as np.savez writes")
     try:

@@ -32,10 +32,8 @@ from nofuss.data.decode import FORMATS, SUFFIXES
 from nofuss.data.triplets import NO_LABEL
 from nofuss.errors import DataError, UsageError
 
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training"), TRAIN),
-    **dict.fromkeys(("test", "testing", "val", "valid", "validation", "eval"), TEST),
-}
+SPLIT_WORDS = dict.fromkeys(("test", "testing", "val", "valid", "validation", "eval"), TEST)
+SPLIT_WORDS |= {"train": TRAIN, "training": TRAIN}
 """Names of folders, files and splits, in lower case → the side of the split they are on."""
 OUTSIDE = "pictures outside any class folder"
 _HEIC = "HEIC files, for which pip install 'nofuss[heif]' is needed,"
@@ -178,9 +176,8 @@ def _labelled(
         if not tops:
             yield Labelled(picture, labelling.class_of(path) or "")
         elif top in tops:
-            yield Labelled(
-                picture, labelling.class_of(Path(*below)) or "", SPLIT_WORDS[top.lower()]
-            )
+            side = SPLIT_WORDS[top.lower()]
+            yield Labelled(picture, labelling.class_of(Path(*below)) or "", side)
         elif not below:
             yield Labelled(picture, "")
         else:

@@ -68,13 +68,11 @@ def open_shards(files: Sequence[Path], root: Path, labelling: Labelling = BY_FOL
     skipped = Skipped()
     rows = [row for file in files for row in _read(file, "tar file", _shard_rows(file, skipped))]
     layout = f"WebDataset, {len(files):,} {'shard' if len(files) == 1 else 'shards'}"
-    by_path = not any(row.label for row in rows)
-    if by_path:
+    used = None if any(row.label for row in rows) else labelling
+    if used is not None:
         rows = [row._replace(label=labelling.class_of(Path(row.name)) or "") for row in rows]
         layout += labelling.describe()
-    joined = _joined(rows, files, root, layout)
-    used = labelling if by_path else None
-    return replace(joined, labelling=used, skipped=named(skipped, root))
+    return replace(_joined(rows, files, root, layout), labelling=used, skipped=named(skipped, root))
 
 
 def open_parquet(files: Sequence[Path], root: Path) -> Collection:
