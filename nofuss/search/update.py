@@ -231,7 +231,7 @@ def _update(
     for row, item in items.items():
         before = known.get(item.name)
         if before is None or before.digest != item.digest:
-            stale[row] = item
+            stale[row] = item._replace(split=before and before.split)
             continue
         is_same = (item.label, dict(item.columns)) == (before.label, dict(before.columns))
         if item.label is None and before.source != source:

@@ -59,6 +59,17 @@ def test_only_what_changed_is_embedded(run: Path, data: Path) -> None:
     assert recall(after, k=3) == 1.0
 
 
+def test_what_training_used_an_item_for_is_kept_when_it_changes(run: Path, data: Path) -> None:
+    update_index(run, data)
+    index = index_of(run)
+    index.folder = run / "index"
+    index.put([item._replace(split="test") for item in index.items()])
+    index.commit(index.about)
+    draw(4, 7).save(data / CLASSES[3] / "0<i>.png")
+    assert update_index(run, data).changed == 1
+    assert {item.split for item in index_of(run).items()} == {"test"}
+
+
 def test_a_file_rewritten_at_once_is_noticed(run: Path, data: Path) -> None:
     """Same size, same time of change: a clock's tick is too coarse for a fresh file."""
     file = data / "plain" / "0<i>.bmp"
