@@ -30,7 +30,7 @@ def main(
         learn: Also learn from the labelled items that were added: fit the head again with them,
             unless that makes them harder to find, and embed all items with it. Takes seconds to
             minutes.
-        undo: Return to the model from before --learn; items added since stay in the index.
+        undo: Return to the model from before any --learn; items added since stay in the index.
         remove: Remove the items of DIR from the index instead.
         to: Keep the index in a database instead: milvus:FILE.db, milvus://HOST:19530/COLLECTION or
             postgresql://HOST/DATABASE[?table=TABLE]; see docs/engines.md. Then give search and
@@ -46,8 +46,8 @@ def main(
     from nofuss.training import learn as learning
 
     if undo:
-        learning.undo(run, progress=console.progress)
+        learning.undo(run, device=device, progress=console.progress)
         return
     update_index(run, data, to=to, remove=remove, device=device, progress=console.progress)
     if learn:
-        learning.learn(run, progress=console.progress)
+        learning.learn(run, device=device, progress=console.progress)

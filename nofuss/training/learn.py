@@ -1,9 +1,10 @@
 """New classes also teach: `nofuss index RUN DIR --learn`, and `--undo`, which takes it back.
 
 The head is fitted to the training items and to the labelled ones that were indexed since, by the
-recipe that the run's folds chose; items that the run is scored on stay out. What the new classes
-gain by it is measured on halves: each is searched by a head that learned from the other half. The
-model and the index of all items switch together; the former model is kept in RUN/former.
+recipe that the run's folds chose; items and classes that the run is scored on stay out, and labels
+count as people corrected them. What the new classes gain by it is measured on halves: each is
+searched by a head that learned from the other half, and by that of the model as it was trained. The
+model and the index of all items switch together; the model as it was trained is kept in RUN/former.
 """
 
 import logging
@@ -23,8 +24,8 @@ from nofuss.evaluate.intervals import in_points, paired_difference
 from nofuss.evaluate.protocol import QueryScores, per_query, pooled, scorable
 from nofuss.files import read_json
 from nofuss.geometry import normalize
-from nofuss.model.embedder import Embedder, embed_features, for_inference
-from nofuss.model.encoder import Encoder
+from nofuss.model.embedder import Embedder, embed_features
+from nofuss.model.encoder import Encoder, load
 from nofuss.model.features import features_of
 from nofuss.model.manifest import Manifest, clear, read_manifest
 from nofuss.model.saved import Loaded, load_model, model_digest, new_model, save_model
@@ -32,7 +33,7 @@ from nofuss.progress import Progress, silent, working
 from nofuss.report import read_optional_json
 from nofuss.run.choice import NOTHING, Choice
 from nofuss.run.directory import Run
-from nofuss.search.feedback import learned, read_feedback
+from nofuss.search.feedback import corrected, learned, read_feedback
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import BUILT_IN, Item
 from nofuss.search.update import items_of
@@ -43,7 +44,8 @@ from nofuss.training.head import fit_head
 log = logging.getLogger("nofuss")
 
 FORMER = "former"
-"""The folder of a run that holds the model from before the new classes taught."""
+"""The folder of a run that holds the model as it was trained, if `extra` of the present one has
+this key; nothing replaces it while that is so."""
 HALVES = 2
 
 
@@ -54,21 +56,26 @@ class Described(NamedTuple):
     features: Tensor
 
 
-def learn(path: Path, *, progress: Progress = silent) -> None:
+def learn(path: Path, *, device: str = "auto", progress: Progress = silent) -> None:
     """Fit the head of a run again with the labelled items that were added to its index."""
     with Run.open(path, write=True) as run:
-        before, index = load_model(run.model), _own_index(run)
+        present, index = load_model(run.model), _own_index(run)
+        has_learned = FORMER in present.extra
+        trained = load_model(run.path / FORMER) if has_learned else present
         choice = _recipe(run)
-        found = _features(run, before.embedder, index, progress)
-        labels = np.array([item.label or "" for item in found.items])
-        splits = np.array([item.split or "" for item in found.items])
-        is_added = (splits == "") & (labels != "")
+        found = _features(run, device, index, progress)
+        shown = corrected(index, read_feedback(path)).get([item.name for item in found.items])
+        labels = np.array([item.label or "" for item in shown])
+        splits = np.array([item.split or "" for item in shown])
+        is_taught = (labels != "") & ~np.isin(labels, _scored_classes(run))
+        is_added = is_taught & (splits == "")
         if not is_added.any():
             raise UsageError(
-                f"the index of {path} holds no labelled items but those of the training; give "
-                f"class folders: {command('nofuss', 'index', path)} DIR --learn"
+                f"the index of {path} holds no labelled items but those of the training and of the "
+                f"classes it is scored on; give class folders: {command('nofuss', 'index', path)} "
+                "DIR --learn"
             )
-        rows = np.flatnonzero(is_added | ((splits == "train") & (labels != "")))
+        rows = np.flatnonzero(is_added | (is_taught & (splits == "train")))
         classes, codes = np.unique(labels[rows], return_inverse=True)
         x, y, added = (
             found.features[rows],
@@ -76,16 +83,17 @@ def learn(path: Path, *, progress: Progress = silent) -> None:
             torch.from_numpy(is_added[rows]),
         )
         with working(progress, "measuring what the new classes gain"):
-            scores = _halves(x, y, added, before.embedder, choice, run)
+            scores = _halves(x, y, added, trained.embedder, choice, run)
         if scores and not _is_gain(*scores):
             return
         fitted = fit_head(x, y, run.config, decided=choice)
-        embedder = load_model(run.model).embedder
+        embedder, names, extra, _ = trained
+        if not has_learned:
+            save_model(run.path / FORMER, embedder, class_names=names, extra=extra)
         embedder.set_head(fitted.head, root=choice.recipe.root)
-        names, extra = before.class_names, before.extra
-        save_model(run.path / FORMER, before.embedder, class_names=names, extra=extra)
         names = [*names, *(c for c in classes.tolist() if c not in names)]
-        _switch(run, before._replace(embedder=embedder, class_names=names), index, found, progress)
+        model = Loaded(embedder, names, {**extra, FORMER: trained.digest}, "")
+        _switch(run, model, index, found, progress)
         count = len(np.unique(labels[is_added]))
         log.info(
             f"learned from {int(is_added.sum()):,} items of {count:,} added classes; "
@@ -94,15 +102,14 @@ def learn(path: Path, *, progress: Progress = silent) -> None:
         _say_old_scores(run)
 
 
-def undo(path: Path, *, progress: Progress = silent) -> None:
-    """Return to the model from before the new classes taught; what was indexed since stays."""
+def undo(path: Path, *, device: str = "auto", progress: Progress = silent) -> None:
+    """Return to the model as it was trained; what was indexed since stays."""
     with Run.open(path, write=True) as run:
-        former = run.path / FORMER
-        if not former.is_dir() or model_digest(former) == model_digest(run.model):
+        if FORMER not in load_model(run.model).extra:
             raise UsageError(f"{path} has not learned from added classes; there is nothing to undo")
-        index, before = _own_index(run), load_model(former)
-        _switch(run, before, index, _features(run, before.embedder, index, progress), progress)
-        shutil.rmtree(former)
+        index, trained = _own_index(run), load_model(run.path / FORMER)
+        _switch(run, trained, index, _features(run, device, index, progress), progress)
+        shutil.rmtree(run.path / FORMER)
         log.info(f"{path} has the model from before it learned from added classes")
         _say_old_scores(run)
 
@@ -134,9 +141,16 @@ def _recipe(run: Run) -> Choice:
     return choice if run.config.is_fixed else after_training(choice)
 
 
-def _features(run: Run, embedder: Embedder, index: FolderIndex, progress: Progress) -> Described:
+def _scored_classes(run: Run) -> list[str]:
+    """Return the classes that the run is scored on and was not trained with."""
+    classes = read_optional_json(run.path / "data.json").get("classes", {})
+    held_out = {*classes.get("val", ()), *classes.get("test", ())}
+    return sorted(held_out.difference(classes.get("train", ())))
+
+
+def _features(run: Run, device: str, index: FolderIndex, progress: Progress) -> Described:
     """Return all items of an index with their features, which the cache mostly has."""
-    backbone = for_inference(embedder).backbone
+    backbone = load(run.path, device=device, feedback=False).embedder.backbone
     items, parts = list[Item](), list[Tensor]()
     for source in index.about.sources:
         known = {item.name: item for item in index.items(source)}
@@ -159,7 +173,7 @@ def _features(run: Run, embedder: Embedder, index: FolderIndex, progress: Progre
 def _halves(
     x: Tensor, y: Tensor, added: Tensor, embedder: Embedder, choice: Choice, run: Run
 ) -> tuple[QueryScores, QueryScores] | None:
-    """Return the scores of the added items by the present head, and by one that learned.
+    """Return the scores of the added items by the head as trained, and by one that learned.
 
     x (N, F), y (N,): what is to be learned from; added (N,) bool. Each half is searched among
     itself by a head that has not seen it. None where no half can be scored.
@@ -218,5 +232,5 @@ def _switch(
         if count := index.manifest.feedback:
             given = read_feedback(run.path).first(count)
             made = learned(made, given, history=index.manifest.history)
-        made.commit(calibrated(made, encoder))
+        made.commit(calibrated(corrected(made, read_feedback(run.path)), encoder))
     clear(run.index, digest)

@@ -1,6 +1,7 @@
 """`nofuss index RUN DIR --learn`: new classes teach, and model and index switch together."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -11,17 +12,20 @@ import torch
 import nofuss
 from nofuss import Index
 from nofuss.cli import main
+from nofuss.data.corrections import Correction
 from nofuss.errors import UsageError
+from nofuss.files import read_json
 from nofuss.model.saved import model_digest
+from nofuss.search.feedback import append
 from nofuss.training.learn import learn, undo
 
 DIM, OWN = 24, 6
 
 
-def vectors_of(path: Path, classes: range, *, each: int = 10) -> Path:
+def vectors_of(path: Path, first: int, stop: int, *, each: int = 10) -> Path:
     """Classes that differ in three entries of their own; the others are noise."""
-    random = np.random.default_rng(classes.start)
-    labels = np.repeat(np.arange(classes.start, classes.stop), each)
+    random = np.random.default_rng(first)
+    labels = np.repeat(np.arange(first, stop), each)
     centres = np.random.default_rng(0).normal(size=(100, DIM)) * (np.arange(DIM) < 2 * OWN)
     noise = random.normal(size=(len(labels), DIM)) * np.where(np.arange(DIM) < OWN, 0.5, 1.0)
     path.parent.mkdir(exist_ok=True)
@@ -34,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run, and beside it classes that are new to it, in its index."""
     home = tmp_path_factory.mktemp("learn")
     data, new = (
-        vectors_of(home / f"{n}.npz", c) for n, c in (("old", range(12)), ("new", range(12, 20)))
+        vectors_of(home / f"{n}.npz", *c) for n, c in (("old", (0, 12)), ("new", (12, 20)))
     )
     run = nofuss.train(data, out=home / "run", head="closed-form", test_fraction=0.25)
     assert main(["index", str(run), str(new)]) == 0
@@ -72,6 +76,7 @@ def test_new_classes_teach_and_are_taken_back(run: Path, caplog: pytest.LogCaptu
     assert learned.names == index.names
     assert [i.split for i in learned.items()] == [i.split for i in index.items()]
     assert {str(c) for c in range(12, 20)} <= {*nofuss.load(run).class_names}
+    assert main(["index", str(run), "--undo", "--device", "abacus"]) == 2  # it is passed on
     undo(run)
     assert agree(run) == before
     assert torch.equal(Index.load(run / "index").base, index.base)
@@ -98,9 +103,57 @@ def test_what_was_scored_on_teaches_nothing(run: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_fault_at_every_rename_leaves_the_old_state_or_the_new(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_classes_that_are_scored_on_teach_nothing_however_they_are_added(
+    run: Path, tmp_path: Path
 ) -> None:
+    learn(run)
+    taught = model_digest(run / "model")
+    undo(run)
+    scored = int(read_json(run / "data.json")["classes"]["test"][0])
+    assert (
+        main(["index", str(run), str(vectors_of(tmp_path / "more.npz", scored, scored + 1))]) == 0
+    )
+    learn(run)
+    assert model_digest(run / "model") == taught
+
+
+@pytest.mark.slow
+def test_labels_count_as_people_corrected_them(run: Path, caplog: pytest.LogCaptureFixture) -> None:
+    index = Index.load(run / "index")
+    wrong = [item for item in index.items() if item.label == "19"]
+    append(run, [Correction(item.name, "19", "18") for item in wrong])
+    caplog.set_level("INFO")
+    learn(run)
+    assert "learned from 80 items of 7 added classes" in caplog.text
+    assert "19" not in nofuss.load(run).class_names
+    assert Index.load(run / "index").labels == index.labels, "those that are stored stay"
+
+
+@pytest.mark.slow
+def test_a_second_time_is_compared_with_the_model_as_it_was_trained(
+    run: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained = agree(run)
+    caplog.set_level("INFO")
+    learn(run)
+    first = re.findall("[0-9.]+ before, [0-9.]+ after", caplog.text)
+    caplog.clear()
+    learn(run)
+    assert re.findall("[0-9.]+ before, [0-9.]+ after", caplog.text) == first
+    assert len(first) == 2
+    undo(run)
+    assert agree(run) == trained
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_learned", [False, True])
+def test_a_fault_at_every_rename_leaves_the_old_state_or_the_new(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_learned: bool
+) -> None:
+    trained = agree(run)
+    if has_learned:
+        learn(run)
+        assert main(["index", str(run), str(vectors_of(tmp_path / "more.npz", 20, 24))]) == 0
     before, states, replace = agree(run), set[bool](), os.replace
     for count in range(20):
         broken = Path(shutil.copytree(run, tmp_path / f"copy {count}"))
@@ -125,6 +178,8 @@ def test_a_fault_at_every_rename_leaves_the_old_state_or_the_new(
             break
         learn(broken)  # the next writer works
         assert agree(broken) != before
+        undo(broken)
+        assert agree(broken) == trained
     assert states == {False, True}
 
 
