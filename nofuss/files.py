@@ -112,15 +112,16 @@ def write_by_content(folder: Path, stem: str, suffix: str, content: bytes) -> st
 def append_lines(path: Path, lines: Iterable[str]) -> None:
     """Append lines to a file, which is replaced as a whole: all of them, or none.
 
-    Where its last line was cut, a new one is begun.
+    Where its last line was cut, a new one is begun. Of several writers each waits for the others.
     """
-    before = read_bytes(path, limit=JSON_LIMIT) if path.exists() else b""
-    if before and not before.endswith(b"\n"):
-        before += b"\n"
-    after = before + "".join(f"{line}\n" for line in lines).encode()
-    if len(after) > JSON_LIMIT:
-        raise OSError(errno.EFBIG, f"more than the limit of {JSON_LIMIT:,} bytes", str(path))
-    write_file(path, after)
+    with filelock.FileLock(path.with_name(f".{path.name}{LOCK}")):
+        before = read_bytes(path, limit=JSON_LIMIT) if path.exists() else b""
+        if before and not before.endswith(b"\n"):
+            before += b"\n"
+        after = before + "".join(f"{line}\n" for line in lines).encode()
+        if len(after) > JSON_LIMIT:
+            raise OSError(errno.EFBIG, f"more than the limit of {JSON_LIMIT:,} bytes", str(path))
+        write_file(path, after)
 
 
 def read_lines(path: Path) -> list[Any]:

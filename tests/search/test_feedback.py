@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +134,16 @@ def test_kills_lose_nothing_that_was_acknowledged(tmp_path: Path) -> None:
         marked = Counter(query for query, _ in read_feedback(tmp_path).marks)
         assert all(marked[f"query {number}"] == 5 for number in ["0", *told])
         (tmp_path / FILE).unlink()
+
+
+def test_of_several_writers_none_loses_a_line(tmp_path: Path) -> None:
+    def write(number: int) -> None:
+        for i in range(20):
+            append(tmp_path, [Mark(f"query {number}", f"item {i}", True)])
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(4)))
+    assert len(read_feedback(tmp_path).marks) == 80
 
 
 # ---- labels

@@ -171,17 +171,19 @@ def undo(state: State, content: Content) -> tuple[State, Content]:
         if not before.manifest.history:
             raise HTTPException(409, "there is nothing to undo")
         *history, lines = before.manifest.history
-        after = learned(before, state.feedback.first(lines), history=tuple(history))
-        return _commit(after, state), {}
+        now = replace(state, feedback=read_feedback(state.run.path))
+        after = learned(before, now.feedback.first(lines), history=tuple(history))
+        return _commit(after, now), {}
 
 
 def judge(state: State, content: Content) -> tuple[State, Content]:
     """Keep what somebody says of a label; it counts at once."""
+    own(state)
     name, label = by_key(state, content.get("item")), content.get("label")
     if label is not None and label not in state.base.classes:
         raise HTTPException(400, "no such class; choose one of the list")
     with locked(state.run.path):
-        before = _current(state)
+        before, feedback = _current(state), read_feedback(state.run.path)
         [item] = before.get([name])
         if item.label is None:
             raise HTTPException(400, "this item has no label that could be wrong")
@@ -189,8 +191,8 @@ def judge(state: State, content: Content) -> tuple[State, Content]:
         if label is None and name in trained:
             label = trained[name].corrected  # what the run was trained with holds again
         # Those that the run was trained with come first: the file has all that was said.
-        first = () if state.feedback.on_labels else tuple(trained.values())
-        told = Feedback((*first, *state.feedback.lines))
+        first = () if feedback.on_labels else tuple(trained.values())
+        told = Feedback((*first, *feedback.lines))
         was = told.label_in_data(item) or item.label
         append(state.run.path, [*first, Correction(name, was, label)])
         now = replace(state, feedback=read_feedback(state.run.path))
