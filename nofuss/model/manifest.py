@@ -113,8 +113,11 @@ def read_in_force(folder: Path, model: str, read: Callable[[Manifest], _Read]) -
             manifest = read_manifest(folder, model)
             return None if manifest is None else read(manifest)
         except Exception as error:  # damaged bytes can make their readers raise anything
-            if left and isinstance(error, FileNotFoundError):
+            is_gone = isinstance(error, FileNotFoundError)
+            if left and is_gone:
                 continue  # a writer has just replaced it
+            if isinstance(error, MemoryError | OSError) and not is_gone:
+                raise  # of this machine, not of the content
             reason = one_line(f"{type(error).__name__}: {error}")
             raise RunError(
                 f"the index in {folder} can't be read ({reason}); delete the folder and make it "

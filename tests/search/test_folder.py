@@ -1,5 +1,6 @@
 """The folder index: neighbours equal to brute force, survival on disk, refusals."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -367,6 +368,20 @@ def test_a_forged_index_is_one_line(changes: dict[str, object], tmp_path: Path) 
     with pytest.raises(RunError, match=r"can't be read .*; delete the folder") as caught:
         Index.load(folder)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), OSError(errno.EMFILE, "Too many open files")])
+def test_what_is_wrong_with_the_machine_is_no_reason_to_delete_an_index(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: object) -> str:
+        raise error
+
+    folder = forged(tmp_path / "index", *parts())
+    monkeypatch.setattr("nofuss.model.manifest.sha256", failing)
+    with pytest.raises(type(error)) as caught:
+        Index.load(folder)
+    assert caught.value is error
 
 
 HALVES = normalize(random(2)).half()
