@@ -8,8 +8,8 @@ RUN/feedback.jsonl has a line for each thing that was said; lines are only ever 
 `same` is true for "the same", false for "not the same", null for neither after all; `query` is the
 name of an item, or "picture KEY" for one that somebody sent, which is not kept. `label` is what the
 data say and `corrected` what is right: another class, the same where somebody looked and found it
-right, null for nothing after all. Of several lines about a pair or an item the last one counts.
-What is not a whole line of this form says nothing; a cut last line is ignored.
+right, null for nothing after all. Of several lines about an item, or about two in either order, the
+last one counts. What is not a whole line of this form says nothing; a cut last line is ignored.
 
 Neither the model nor the vectors that it gave change. Corrected labels are in force at once, laid
 over those of the index. Marks are in force once the page has learned from them: the first so many
@@ -98,8 +98,12 @@ class Feedback:
 
     @cached_property
     def marks(self) -> dict[tuple[str, str], bool]:
-        """(query, item) → whether they are the same; in the order of their first mark."""
-        last = {(said.query, said.item): said.same for said in self.lines if type(said) is Mark}
+        """(query, item) → whether they are the same; the last line about two counts, either way."""
+        last = dict[tuple[str, str], bool | None]()
+        for said in self.lines:
+            if isinstance(said, Mark):
+                last.pop((said.item, said.query), None)
+                last[said.query, said.item] = said.same
         return {pair: same for pair, same in last.items() if same is not None}
 
     @cached_property

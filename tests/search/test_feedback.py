@@ -78,6 +78,12 @@ def test_the_last_mark_of_a_pair_counts(tmp_path: Path) -> None:
     assert feedback.first(3).marks == {("a", "b"): True, ("a", "c"): False, ("a", "d"): True}
 
 
+def test_the_last_mark_of_two_items_counts_in_either_order() -> None:
+    said = [Mark("a", "b", True), Mark("a", "c", True), Mark("b", "a", False)]
+    assert Feedback(tuple(said)).pairs() == [("a", "c", True), ("b", "a", False)]
+    assert Feedback((*said, Mark("a", "b", None))).pairs() == [("a", "c", True)]
+
+
 def test_a_picture_that_is_not_kept_stands_for_its_first_same_item() -> None:
     first = [Mark(f"{PICTURE}1", "b", False), Mark(f"{PICTURE}1", "c", True)]
     more = [Mark(f"{PICTURE}1", "d", True), Mark(f"{PICTURE}2", "b", False)]

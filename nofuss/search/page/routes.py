@@ -371,9 +371,9 @@ def feedback_on(state: State, query: str) -> dict[str, Any] | None:
     if not isinstance(state.stored, FolderIndex):
         return None
     stored, marks = state.stored, state.feedback.marks
-    of_query = {item: same for (of, item), same in marks.items() if of == query and item in stored}
+    pairs = (({*pair} - {query}, same) for pair, same in marks.items() if query in pair)
     return {
-        "said": {key_of(item): same for item, same in of_query.items()},
+        "said": {key_of(item): same for two, same in pairs for item in two if item in stored},
         "count": len(marks),
         "history": len(stored.manifest.history),
     }

@@ -73,6 +73,8 @@ def test_marks_teach_and_are_undone(server: Server, run: Path) -> None:
     told = tell(server, "/api/feedback", {"query": query, "said": wanted}).json
     assert told["said"] == {mark["item"]: mark["same"] for mark in wanted}
     assert search(server, f"item={query['item']}")["feedback"] == told
+    of_other = search(server, f"item={wanted[0]['item']}")["feedback"]["said"]
+    assert of_other[query["item"]] is wanted[0]["same"], "of two items it is said once"
     learned = tell(server, "/api/learn", {}).json
     assert (learned["marks"], learned["pairs"]) == (told["count"], told["count"])
     assert server.request("/api/about").json["learned"] == told["count"]
