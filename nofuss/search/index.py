@@ -6,6 +6,7 @@ FILE#ROW for an item of a file that holds many.
 """
 
 import sys
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
@@ -115,6 +116,7 @@ class Index(Protocol):
     def about(self) -> About:
         """What holds for all of it."""
 
+    @abstractmethod
     def search(self, vectors: Tensor, k: int = 10, *, where: Condition | None = None) -> list[Hits]:
         """Return the k nearest of each vector (Q, D) among the items that pass a filter."""
 
@@ -127,15 +129,18 @@ class Index(Protocol):
     def items(self, source: str | None = None, *, vectors: bool = False) -> Iterator[Item]:
         """Yield all items, or those of one source."""
 
+    @abstractmethod
     def put(self, items: Sequence[Item]) -> None:
         """Write items, replacing those of the same name; without a vector, the former one stays."""
 
+    @abstractmethod
     def delete(self, names: Sequence[str]) -> None:
         """Remove items; names that are not there are ignored."""
 
     def sample(self, count: int, *, seed: int = 0) -> list[str]:
         """Return the names of the `count` items that are drawn first, see `draw`."""
 
+    @abstractmethod
     def count(self) -> int:
         """Return how many items there are."""
 
@@ -146,6 +151,7 @@ class Index(Protocol):
         database says of the other sources stays: another process may be writing them.
         """
 
+    @abstractmethod
     def close(self) -> None:
         """Disconnect."""
 

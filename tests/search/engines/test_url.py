@@ -4,7 +4,9 @@ import pytest
 
 from nofuss.cli import main
 from nofuss.errors import EngineError, UsageError
-from nofuss.search.engines import from_utf8, to_utf8
+from nofuss.search.engines import Engine, from_utf8, to_utf8
+from nofuss.search.engines.milvus import Milvus
+from nofuss.search.engines.postgres import Postgres
 from nofuss.search.engines.url import read_url
 from nofuss.search.index import number_of
 
@@ -103,3 +105,10 @@ def test_file_names_survive_a_database(name: str) -> None:
     assert from_utf8(to_utf8(name)) == name
     to_utf8(name).encode()
     assert 0 <= number_of(name) < 2**63
+
+
+def test_an_engine_that_forgets_something_can_not_be_made() -> None:
+    wanted = {"search", "put", "delete", "count", "close"}
+    assert Engine.__abstractmethods__ >= wanted
+    assert not Milvus.__abstractmethods__
+    assert not Postgres.__abstractmethods__
