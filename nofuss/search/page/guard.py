@@ -87,7 +87,10 @@ class Guard:
         self.proxy = urlsplit(origin or "").hostname
         self.requests: Counter[str] = Counter()  # under way, of each address
         self.loopback = is_loopback(host)
-        self.names = {"localhost"} if self.loopback else {"localhost", socket.gethostname().lower()}
+        names = ["localhost"]
+        if not self.loopback:
+            names += [host, socket.gethostname(), socket.getfqdn()]
+        self.names = {name.lower() for name in names}
         self.cookie = f"nofuss-{port}"  # cookies are shared between the ports of a host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -80,7 +80,8 @@ def serve(
     listener = _listen(host, port)
     port = listener.getsockname()[1]
     secret = secrets.token_urlsafe(24) if token else None
-    shown = "localhost" if host in ("0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+    everywhere = host in ("0.0.0.0", "::")
+    shown = socket.gethostname() if everywhere else f"[{host}]" if ":" in host else host
     shown = f"http://{shown}:{port}"
     log.info(f"{state.title}: {state.index.count():,} items")
     if origin:

@@ -15,13 +15,15 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from PIL import Image, PngImagePlugin
+from starlette.responses import Response
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
+from starlette.testclient import TestClient
 
 from nofuss import Index
 from nofuss.errors import UsageError
 from nofuss.run.directory import Run
-from nofuss.search.page.guard import is_loopback
+from nofuss.search.page.guard import Guard, is_loopback
 from nofuss.search.page.routes import MAX_UPLOAD
 from nofuss.search.page.server import build_app, serve
 from nofuss.search.page.state import open_state
@@ -220,6 +222,19 @@ def test_an_open_interface_needs_the_token(picture_run: Path) -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
         with pytest.raises(UsageError, match="so a token is needed"):
             serve(picture_run, host=host, port=0, token=False)
+
+
+def test_the_host_that_was_asked_for_is_answered() -> None:
+    machine = socket.gethostname()
+    for host, asked, is_ours in (
+        ("photos.lan", "Photos.lan", True),
+        ("photos.lan", machine, True),
+        ("0.0.0.0", socket.getfqdn(), True),
+        ("0.0.0.0", "photos.lan", False),
+        ("127.0.0.1", machine, False),
+    ):
+        app = Guard(Response(), host=host, port=80, token=None)
+        assert TestClient(app, f"http://{asked}").get("/").is_success is is_ours, (host, asked)
 
 
 def test_what_is_loopback() -> None:
