@@ -2,6 +2,7 @@
 
 import base64
 import io
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,16 @@ def test_results_are_reached_by_keyboard(page: webdriver.Chrome) -> None:
     assert focused == cards(page)[0]
     focused.send_keys(Keys.ENTER)
     wait(page, lambda: title(page).startswith("Neighbours of "))
+
+
+def test_skipping_to_the_results_leaves_them(page: webdriver.Chrome) -> None:
+    seen = shown_items(page)  # drawn at random each time
+    page.find_element(By.CLASS_NAME, "skip").send_keys(Keys.ENTER)
+    wait(page, lambda: page.current_url.endswith("#results-title"))
+    page.back()
+    wait(page, lambda: "#" not in page.current_url)
+    time.sleep(0.5)
+    assert shown_items(page) == seen
 
 
 def test_a_part_of_a_name_is_enough_and_filters_the_map(page: webdriver.Chrome) -> None:

@@ -12,10 +12,12 @@ from selenium.webdriver.remote.webelement import WebElement
 
 from nofuss.search.feedback import Mark, append, read_feedback
 from nofuss.search.index import key_of
+from nofuss.search.update import update_index
 from tests.browser import complaints
 from tests.search.page.test_browser import cards, find, png, script, shown_items, title, wait
 from tests.search.page.test_labels import tell
 from tests.search.serving import Server
+from tests.tiny_run import draw
 
 PHONE = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
 
@@ -174,8 +176,11 @@ def test_a_doubtful_label_is_corrected_by_mouse_and_keyboard(
     assert doubt.find_elements(By.CSS_SELECTOR, ".nears img")
     first, second = doubt.find_elements(By.CLASS_NAME, "choice")
     assert (first.text, second.text) == ("It is blue", "red is right")
+    doubt.find_element(By.CLASS_NAME, "look").click()
+    wait(page, lambda: "Neighbours of red" in find(page, "results-title").text)
     first.click()
     wait(page, lambda: said(taught_run) == ["fruit/blue"])
+    wait(page, lambda: "Neighbours of blue" in find(page, "results-title").text)  # at once
     wait(page, lambda: pressed(page) == "It is blue")  # the focus is still on what was pressed
     page.switch_to.active_element.send_keys(Keys.TAB)
     page.switch_to.active_element.send_keys(Keys.SPACE)
@@ -228,3 +233,20 @@ def test_all_of_it_fits_a_phone_in_light_and_dark(page: webdriver.Chrome) -> Non
         assert page.execute_script(contrast) == page.execute_script(
             "return getComputedStyle(document.body).color"
         )
+
+
+def test_what_another_command_has_changed_is_shown(
+    page: webdriver.Chrome, taught_run: Path, tmp_path: Path
+) -> None:
+    mark_buttons(page, 0)[0].click()
+    wait(page, lambda: marked(page) == ([0], []))
+    said = find(page, "about").text
+    (tmp_path / "more").mkdir()
+    draw(0, 90).save(tmp_path / "more" / "new.png")
+    update_index(taught_run, tmp_path / "more")
+    press(page, "Learn from this")
+    wait(page, lambda: "the page shows it now" in find(page, "error").text)
+    wait(page, lambda: find(page, "about").text not in (said, ""))
+    press(page, "Learn from this")
+    wait(page, lambda: find(page, "learned").is_displayed())
+    complaints(page)  # the browser notes that learning was refused

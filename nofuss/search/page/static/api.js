@@ -7,7 +7,7 @@ export const numbers = new Intl.NumberFormat("en");
 export async function ask(address, options) {
   const answer = await fetch(address, options);
   const content = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Error(content.error || `the server answered ${answer.status}`);
+  if (!answer.ok) throw Object.assign(new Error(content.error || `the server answered ${answer.status}`), { status: answer.status });
   return content;
 }
 

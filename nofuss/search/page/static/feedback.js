@@ -1,6 +1,6 @@
 // Feedback on results: "the same", "not the same", kept at once; learning from it, and undoing that.
 import { $, button, complain, element, icon, numbers, pictureOf, tell } from "./api.js";
-import { present, refresh, search, state } from "./search.js";
+import { again, present, refused, state } from "./search.js";
 
 let last = null; // the place of the result that was marked last
 let drawn = null; // the results that have buttons
@@ -86,11 +86,11 @@ async function learn() {
   for (const made of $("teach").querySelectorAll("button")) made.disabled = true;
   try {
     const learned = await tell("api/learn", {});
-    await searchAgain();
+    await again();
     if (state.answer) report(learned, before, state.answer.results.slice(0, 10));
   } catch (error) {
     $("status").textContent = "";
-    complain(error.message);
+    await refused(error);
     draw();
   }
 }
@@ -98,16 +98,11 @@ async function learn() {
 async function undo() {
   try {
     await tell("api/undo", {});
-    await searchAgain();
+    await again();
     $("status").textContent = "Undone: the search is as it was before.";
   } catch (error) {
-    complain(error.message);
+    await refused(error);
   }
-}
-
-async function searchAgain() { // by the new distances; addresses stay as they are
-  await refresh();
-  await search(state.query, { how: "replace", k: state.k });
 }
 
 function report({ marks, pairs, seconds, scores }, before, after) {

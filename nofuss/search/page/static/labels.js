@@ -1,7 +1,7 @@
 // Doubtful labels: each with the neighbours that contradict it, corrected by a click. What is said counts
 // at once, for this search; `nofuss train --corrections` learns from it.
 import { $, ask, button, className, complain, element, leaf, numbers, pictureOf, sentence, tell } from "./api.js";
-import { search, state } from "./search.js";
+import { again, refused, search, state } from "./search.js";
 
 let all = []; // the doubtful labels, as the server listed them and as they are judged since
 let shown = 6;
@@ -13,7 +13,7 @@ export async function load() {
     say(sentence(error.message));
     return;
   }
-  $("more-doubts").addEventListener("click", () => { shown += 12; draw(); });
+  $("more-doubts").onclick = () => { shown += 12; draw(); };
   draw();
 }
 
@@ -75,9 +75,11 @@ async function judge(doubt, label) {
   try {
     doubt.judged = (await tell("api/labels", { item: doubt.item, label })).judged;
     complain("");
+    again().catch((error) => complain(error.message));
   } catch (error) {
-    complain(error.message);
+    await refused(error);
     $("error").scrollIntoView({ block: "center" });
+    if (!all.includes(doubt)) return; // they were listed anew
   }
   const entry = $("doubtful").children[all.indexOf(doubt)], held = document.activeElement;
   const at = [...entry.querySelectorAll(".choices > *")].indexOf(held);

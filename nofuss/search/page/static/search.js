@@ -10,6 +10,7 @@ const FIRST = 24; // results of a search, before one asks for more
 // All that the page shows: what is searched, for what, and what was found. `present` replaces it.
 export let state = Object.freeze({ about: null, query: null, answer: null, error: "", k: FIRST });
 let latest = 0; // an answer that comes after a newer question is dropped
+let shown = ""; // the address of what is shown
 
 export function present(change) {
   const before = state;
@@ -24,7 +25,7 @@ export function present(change) {
 
 function drawAbout() {
   const { about } = state;
-  const groups = about.classes.length ? ` of ${numbers.format(about.classes.length)} classes` : "";
+  const groups = about.own_index && about.classes.length ? ` of ${numbers.format(about.classes.length)} classes` : "";
   const parts = [`${about.title}: ${numbers.format(about.items)} items${groups}`];
   const { "recall@1": recall, "map@r": precision } = about.scores;
   if (recall !== undefined) {
@@ -137,6 +138,17 @@ export async function refresh() { // what holds for all searches
   if (before && (before.items !== about.items || before.classes.length !== about.classes.length)) plane.load();
 }
 
+export async function again() { // what is shown, by what holds now; its address stays
+  await refresh();
+  plane.load();
+  if (state.query) await search(state.query, { how: "replace", k: state.k });
+}
+
+export async function refused(error) { // another command may have changed the run: show that first
+  if (error.status === 409) await Promise.all([again(), labels.load()]).catch(() => {});
+  complain(error.message);
+}
+
 function filters() { // what the fields say, as options of an address
   const all = { class: $("class").value.trim(), where: $("where").value.trim() };
   return Object.fromEntries(Object.entries(all).filter(([, words]) => words));
@@ -172,7 +184,11 @@ async function start(how = "push") { // some items to start from
 
 // Every search has an address: of an item its key, of an uploaded picture its vector.
 function remember(query, how) {
-  if (how === "keep") return;
+  if (how !== "keep") note(query, how);
+  shown = location.search;
+}
+
+function note(query, how) {
   const options = new URLSearchParams(filters());
   if (query?.item) options.set("like", query.item);
   if (query?.vector) options.set("vector", query.vector);
@@ -228,7 +244,11 @@ function wireSearch() {
   $("more").addEventListener("click", () => {
     search(state.query, { how: "replace", k: Math.min(2 * state.k, state.about.most) });
   });
-  window.addEventListener("popstate", () => restore("keep"));
+  window.addEventListener("popstate", () => {
+    if (location.search === shown) return; // a link to another place on the page
+    shown = location.search;
+    restore("keep");
+  });
 }
 
 // The filter field, where items have columns; its help is made of them.
