@@ -42,7 +42,7 @@ from nofuss.data.items import read_item
 from nofuss.errors import EngineError, NofussError
 from nofuss.files import digest, parse_json
 from nofuss.geometry import normalize
-from nofuss.model.encoder import Encoder
+from nofuss.model.encoder import Encoded, Encoder
 from nofuss.search.feedback import PICTURE
 from nofuss.search.filter import LABEL, Compare, Condition, FilterError, Join, parse_filter
 from nofuss.search.folder import FolderIndex
@@ -129,7 +129,9 @@ class Page:
         async with self.body(request, MAX_UPLOAD) as body:
             began = time.perf_counter()
             seen = await self._decode(request, body, fits)
-        address = await run_sync(_embed, state, seen, limiter=self.embedding)
+        encoded = await run_sync(_embed, state, seen, limiter=self.embedding)
+        [embedded] = await self.ask(state, lambda: queries_of(state.index, encoded))
+        address = address_of(embedded, state.encoder)
         spent = 1000 * (time.perf_counter() - began)
         query = query_of(address, state.encoder)  # as opened again
         found = await self.ask(state, lambda: _answer(state, query, options, name_of(address)))
@@ -213,11 +215,9 @@ class Page:
             return await run_sync(work)
 
 
-def _embed(state: State, seen: Decoded) -> str:
-    """Return the address of a picture."""
+def _embed(state: State, seen: Decoded) -> Encoded:
     with torch.inference_mode():
-        [query] = queries_of(state.index, state.encoder.encode([seen.pixels]))
-        return address_of(query, state.encoder)
+        return state.encoder.encode([seen.pixels])
 
 
 # ---- what is asked for
@@ -241,16 +241,18 @@ def read_options(asked: Asked, state: State) -> Options:
     parts, only = list[Condition](), None
     if words.strip():
         only = state.base.matching(words)
-        if not only:
+        if not only and state.url is None:
             words = printable(words[:80])
             raise HTTPException(400, f"there is no class like “{words}”; try a part")
-        parts.append(Compare(LABEL, "in", tuple(state.base.classes[code] for code in only)))
+        # A database may have classes that its sample has not.
+        names = [state.base.classes[code] for code in only] or [words.strip()]
+        parts.append(Compare(LABEL, "in", tuple(names)))
     if text.strip():
         try:
             parts.append(parse_filter(text, state.index.about.types))
         except FilterError as error:
             raise HTTPException(400, f"the filter can't be read: {error}") from None
-    return Options(int(k), only, Join(True, tuple(parts)) if parts else None)
+    return Options(int(k), only or None, Join(True, tuple(parts)) if parts else None)
 
 
 def by_key(state: State, key: Any) -> str:

@@ -27,7 +27,7 @@ from nofuss.run.proxies import load_proxies
 from nofuss.search.feedback import Feedback, corrected
 from nofuss.search.filter import Condition
 from nofuss.search.folder import FolderIndex
-from nofuss.search.index import BUILT_IN, Index, vectors_of
+from nofuss.search.index import BUILT_IN, SAMPLED, Index, vectors_of
 from nofuss.search.page.map import ANCHORS, SHOWN, Plane, lay_out, map_of, stars_of
 from nofuss.search.search import Answer, open_search, search
 from nofuss.search.verdict import Query
@@ -76,15 +76,19 @@ class Base:
     def __init__(self, run: Run, encoder: Encoder, index: Index) -> None:
         self.encoder, self.index = encoder, index
         proxies = load_proxies(run.path, encoder.digest, encoder.dim).proxies
-        self.stars = stars_of(proxies, encoder.class_names)
+        # Others need not have the classes of their places, even where there are as many.
+        is_by_class = run.config.assignment == "static"
+        self.stars = stars_of(proxies, encoder.class_names if is_by_class else ())
 
     @cached_property
     def classes(self) -> list[str]:
-        """Names of the classes in the data, sorted; corrections name no others."""
+        """Names of the classes in the data, sorted; corrections name no others.
+
+        In a database those of a sample: it may have millions of items, which others add to.
+        """
         if isinstance(self.index, FolderIndex):
-            labels = {*self.index.labels}
-        else:
-            labels = {item.label for item in self.index.items()}
+            return self.index.classes
+        labels = {item.label for item in self.index.get(self.index.sample(SAMPLED))}
         return sorted(label for label in labels if label is not None)
 
     @cached_property
@@ -170,8 +174,8 @@ class State:
     @cached_property
     def map(self) -> dict[str, Any]:
         """The page's map."""
-        names, base = self.index.sample(SHOWN), self.base
-        items, vectors = self.index.get(names), base.vectors_of(names)
+        items, base = self.index.get(self.index.sample(SHOWN), vectors=True), self.base
+        vectors = vectors_of(items, self.encoder.dim)
         return map_of(base.plane, items, vectors, base.stars, base.classes)
 
 

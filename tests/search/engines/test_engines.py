@@ -228,6 +228,9 @@ def test_the_page_searches_in_a_database(url: str, run: Path) -> None:
         only = quote(CLASSES[3])
         answer = server.request(f"/api/search?item={item}&class={only}&k=50").json
         assert {result["label"] for result in answer["results"]} == {CLASSES[3]}
+        # It may have classes that its sample has not: a name is asked for as it is.
+        answer = server.request(f"/api/search?item={item}&class=nobody")
+        assert (answer.status, answer.json["results"]) == (200, [])
 
 
 @pytest.fixture(scope="module")

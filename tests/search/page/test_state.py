@@ -11,10 +11,11 @@ from starlette.exceptions import HTTPException
 
 from nofuss.data.corrections import Correction
 from nofuss.run.directory import Run
+from nofuss.run.proxies import RunProxies
 from nofuss.search.feedback import Feedback, Mark
 from nofuss.search.page.map import lay_out
 from nofuss.search.page.routes import address_of, name_of, query_of
-from nofuss.search.page.state import State, open_state
+from nofuss.search.page.state import Base, State, open_state
 from nofuss.search.update import update_index
 from nofuss.search.verdict import Query
 from tests.tiny_run import draw
@@ -79,6 +80,19 @@ def test_an_address_gives_the_query_back(state: State) -> None:
     ):
         with pytest.raises(HTTPException, match="made by another model"):
             query_of(wrong, state.encoder)
+
+
+def test_stars_have_names_where_each_class_has_its_proxy(state: State) -> None:
+    classes, named = state.encoder.class_names, list[str]()
+    proxies = np.eye(len(classes), state.encoder.dim, dtype=np.float32)
+    kept = RunProxies(proxies, *[np.empty(0, np.int64)] * 2)
+    for assignment in ("static", "dynamic"):
+        config = replace(state.run.config, assignment=assignment)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("nofuss.search.page.state.load_proxies", lambda *_: kept)
+            base = Base(replace(state.run, config=config), state.encoder, state.index)
+        named.append(base.stars.names[0])
+    assert named == [classes[0], "proxy 0"]
 
 
 def test_what_is_on_the_map_stays_in_its_place() -> None:
