@@ -14,6 +14,7 @@
     feedback.jsonl     what people said on the page, see search/feedback.py
     checkpoints/       the state of training, see training/checkpoint.py
     model/             what `nofuss.load` opens, see model/saved.py
+    former/            the model as it was trained, once new classes have taught (training/learn.py)
     .lock .lock.owner  one command writes at a time, and which, see files.py
 
 A directory that is not empty is never overwritten; training continues it with --resume. Links in a

@@ -7,7 +7,6 @@ feedback: what people said on the page, and what follows from it
 page/ (`nofuss serve`): server, guard → routes, labels → state, map; static/
 """
 
-from nofuss.ranking.neighbours import nearest
 from nofuss.search.folder import FolderIndex as Index
 
-__all__ = ["Index", "nearest"]
+__all__ = ["Index"]

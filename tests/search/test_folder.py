@@ -20,7 +20,8 @@ from nofuss.errors import RunError
 from nofuss.files import LOCK, sha256
 from nofuss.geometry import normalize
 from nofuss.model.manifest import FORMAT
-from nofuss.search import folder, nearest
+from nofuss.ranking.neighbours import nearest
+from nofuss.search import folder
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import About, Hits, Item, key_of
 from tests.search.verdicts import open_set
