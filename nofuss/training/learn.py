@@ -31,7 +31,7 @@ from nofuss.model.manifest import Manifest, clear, read_manifest
 from nofuss.model.saved import Loaded, load_model, model_digest, new_model, save_model
 from nofuss.progress import Progress, silent, working
 from nofuss.report import read_optional_json
-from nofuss.run.choice import NOTHING, Choice
+from nofuss.run.choice import BEFORE, NOTHING, Choice
 from nofuss.run.directory import Run
 from nofuss.search.feedback import corrected, learned, read_feedback
 from nofuss.search.folder import FolderIndex
@@ -127,8 +127,10 @@ def _own_index(run: Run) -> FolderIndex:
 
 def _recipe(run: Run) -> Choice:
     """Return how the run's folds want the head; RunError where it has no head of a closed form."""
+    kept = None
     try:
-        choice = read_as(Choice, read_json(run.path / "choice.json")["choice"])
+        stored = read_json(run.path / "choice.json")
+        kept, choice = stored["kept"], read_as(Choice, stored["choice"])
     except FileNotFoundError:
         raise RunError(f"{run.path} has no choice.json; finish the training first") from None
     except (OSError, KeyError, ValueError):
@@ -138,7 +140,8 @@ def _recipe(run: Run) -> Choice:
             f"{run.path} has no head that new classes could teach: it keeps "
             f"{'untrained features' if choice else 'a whole network'}; train it again with them"
         )
-    return choice if run.config.is_fixed else after_training(choice)
+    is_trained = not run.config.is_fixed and kept != BEFORE
+    return after_training(choice) if is_trained else choice
 
 
 def _scored_classes(run: Run) -> list[str]:
