@@ -15,6 +15,7 @@ import resource
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -58,6 +59,7 @@ class DecodePool:
         self._is_closed = False
         for worker in self._workers:
             self._idle.put(worker)
+        weakref.finalize(self, _end_all, self._workers)
 
     def start(self) -> None:
         """Start the processes before the first picture comes."""
@@ -78,9 +80,13 @@ class DecodePool:
         """Kill the processes, also those at work; no picture can be decoded afterwards."""
         self._is_closed = True
         for worker in self._workers:
-            if (process := worker.process) is not None:  # its thread forgets it once it has ended
-                process.kill()
-                process.wait()
+            if worker.process is not None:
+                worker.process.kill()
+
+
+def _end_all(workers: list["_Worker"]) -> None:
+    for worker in workers:
+        worker.end()
 
 
 class _Worker:

@@ -1,5 +1,6 @@
 """The processes that decode for the page: answers, limits, and what happens when one ends."""
 
+import gc
 import io
 import signal
 import subprocess
@@ -213,6 +214,16 @@ def test_a_folder_of_pictures_is_no_place_for_code(
     monkeypatch.chdir(tmp_path)
     fresh.decode(SMALL, side=224)
     assert not (tmp_path / "sprung").exists()
+
+
+def test_a_pool_that_nobody_closed_leaves_no_process() -> None:
+    pool = DecodePool()
+    pool.start()
+    processes = [worker.process for worker in pool._workers]
+    assert all(process is not None and process.poll() is None for process in processes)
+    del pool
+    gc.collect()
+    assert all(process is not None and process.returncode is not None for process in processes)
 
 
 @pytest.mark.slow
