@@ -8,7 +8,7 @@ import io
 import json
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -202,8 +202,10 @@ class Client:
 
 
 @pytest.fixture(scope="module")
-def client(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Client:
-    return Client(Path(shutil.copytree(picture_run, tmp_path_factory.mktemp("page") / "run")))
+def client(picture_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    made = Client(Path(shutil.copytree(picture_run, tmp_path_factory.mktemp("page") / "run")))
+    with made.runner:
+        yield made
 
 
 def picture(kind: str) -> bytes:

@@ -1,5 +1,6 @@
 """Attacks on a real server, those of `make torture`: an honest client is served all the same."""
 
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,4 +71,4 @@ def test_ctrl_c_while_others_hold_it(home: Path) -> None:
     with served(home, home / "run") as server:
         found = stop(server, busy=True).complaints
         assert [complaint for complaint in found if "took" not in complaint] == []
-        assert server.process.returncode == 130
+        assert server.process.returncode in (130, -signal.SIGINT)  # a shell says 130 of both
