@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from anyio.to_thread import run_sync
@@ -66,6 +66,7 @@ SHOWN = 5
 """Neighbours that are shown of an item whose label was corrected."""
 
 Content = dict[str, Any]
+_DOUBTS: WeakKeyDictionary[State, Content] = WeakKeyDictionary()
 Act = Callable[[State, Content], tuple[State, Content]]
 """Of a state and what was sent: the state from now on, and the answer."""
 
@@ -239,18 +240,21 @@ def _judged(state: State) -> dict[str, str | None]:
     return {n: each.corrected for n, each in said.items() if each != trained.get(n)}
 
 
-@lru_cache(maxsize=1)
 def doubts(state: State) -> Content:
-    """Return doubtful labels, copies with different ones, and what was corrected.
+    """Return what is doubtful of a state, found once."""
+    if state not in _DOUBTS:
+        _DOUBTS[state] = {"labels": _doubts(state)}
+    return _DOUBTS[state]
 
-    A state never changes, so it is searched once, by the first who asks.
-    """
+
+def _doubts(state: State) -> list[Content]:
+    """Return doubtful labels, copies with different ones, and what was corrected."""
     stored, judged = own(state), _judged(state)
     index = corrected(stored, state.feedback)
     codes = index.codes
     rows = np.flatnonzero(codes >= 0)
     if len(rows) < 3:
-        return {"labels": []}
+        return []
     names, labels = [index.names[row] for row in rows], codes[rows]
     queries = min(MOST_QUERIES, max(FEWEST_QUERIES, COMPARED // len(rows)))
     nearest = neighbours(index.vectors[rows].numpy(), queries=queries)
@@ -273,4 +277,4 @@ def doubts(state: State) -> Content:
         label = stored.labels[rows[item]]  # as the data say
         return doubt | said | {"label": label, "judged": judged.get(names[item])}
 
-    return {"labels": [doubt_of(item, *why) for item, why in evidence.items()]}
+    return [doubt_of(item, *why) for item, why in evidence.items()]
