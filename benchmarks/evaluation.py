@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.timing import PATIENCE, Growth, Row, extra_mb, interleaved, optional
+from nofuss.distributed.threads import blocks, in_threads
 from nofuss.evaluate import kmeans, map_at_r, normalized_mutual_information, recall_at_k
-from nofuss.evaluate.retrieval import blocks, in_threads
 from nofuss.geometry import normalize
 
 PRODUCTS = (60_502, 11_316)

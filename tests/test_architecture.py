@@ -23,7 +23,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cache": {"errors", "files"},
     "proxies": {"distributed", "geometry"},
     "losses": {"geometry", "distributed", "proxies"},
-    "evaluate": {"geometry", "progress"},
+    "evaluate": {"distributed", "geometry", "progress"},  # its threads
     "ranking": {"geometry", "progress", "evaluate"},
     "data": BASE,
     "model": BASE | {"data"},  # the encoder and the cached features read collections

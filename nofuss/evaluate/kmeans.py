@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import blocks, in_threads, vectors_of
+from nofuss.distributed.threads import blocks, in_threads
+from nofuss.evaluate.retrieval import vectors_of
 from nofuss.evaluate.seeding import plus_plus
 from nofuss.geometry import Array
 

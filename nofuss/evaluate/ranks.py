@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import FARTHEST, Retrieval, blocks, in_threads
+from nofuss.distributed.threads import blocks, in_threads
+from nofuss.evaluate.retrieval import FARTHEST, Retrieval
 from nofuss.geometry import exact_squared_distances
 
 BLOCK = 512  # rows and columns of a tile, 1 MB

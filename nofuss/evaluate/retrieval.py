@@ -14,21 +14,19 @@ what differs by no more than the rounding of float64 (`reach`).
 """
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, TypedDict, TypeVar
+from collections.abc import Callable
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from nofuss.distributed.threads import blocks
 from nofuss.geometry import Array, as_tensor
 
 CONE = 0.7  # unit vectors with a longer mean than this are compared by −d²/2 around it
 FARTHEST = -4.0  # below the similarity of any pair that is not hidden
 PAIRS = 2**20  # numbers of pairs of vectors that are held in float64 at once
-R = TypeVar("R")
 SINGLE, DOUBLE = torch.finfo(torch.float32), torch.finfo(torch.float64)
 
 
@@ -274,38 +272,6 @@ def retrieval(
         normalize,
         symmetric,
     )
-
-
-def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
-    """Return slices of at most `size` from start to stop."""
-    return (slice(i, min(i + size, stop)) for i in range(start, stop, size))
-
-
-def in_threads(work: Callable[[Iterator[slice]], R], pieces: Iterable[slice]) -> list[R]:
-    """Return what `work` returns in each thread; the threads share the pieces of work.
-
-    As many threads as torch uses, each of whose operations uses one core: on blocks that fit into
-    a core's cache, waking the other cores for every operation would take longer than it saves.
-    """
-    threads, shared = torch.get_num_threads(), list(pieces)
-    number, rest = min(threads, len(shared)), iter(shared)
-    if number < 2:
-        return [work(rest)]
-    mode = torch.is_inference_mode_enabled()  # which is each thread's own
-
-    def work_alone(_: int) -> R:
-        torch.set_num_threads(1)
-        with torch.inference_mode(mode):
-            return work(rest)
-
-    try:
-        with ThreadPoolExecutor(number) as pool:
-            try:
-                return list(pool.map(work_alone, range(number)))
-            finally:
-                deque(rest, maxlen=0)  # after Ctrl-C no thread takes another piece
-    finally:
-        torch.set_num_threads(threads)  # else threads that start later would have one core
 
 
 def _rows_of_queries(rows: Array | None, classes: Tensor, gallery_classes: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.evaluate.retrieval import blocks
+from nofuss.distributed.threads import blocks
 from nofuss.geometry import squared_distances
 
 PRODUCT = 2**18  # numbers of a product, 1 MB: few candidates are compared with many vectors at once

@@ -10,13 +10,17 @@ derivatives, `torch.func`'s vmap and forward mode come from the plain form.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from nofuss.distributed.processes import all_sum
 from nofuss.distributed.shard import Shard
+from nofuss.distributed.threads import blocks, each_in_thread, they_sleep
 from nofuss.geometry import ZERO, lengths
 
 CHUNK = 2**19
@@ -190,6 +194,11 @@ class ChunkedLoss(torch.autograd.Function):
     ) -> Computed:
         """Return the loss and its gradients, which only `setup_context` sees."""
         needs = with_gradients and x.requires_grad, with_gradients and proxies.requires_grad
+        # Forward mode is off here, but not in the threads that `compute` starts.
+        x, proxies = (
+            forward_ad.unpack_dual(each).primal  # type: ignore[no-untyped-call]
+            for each in (x, proxies)
+        )
         return loss.compute(x, positive, proxies, shares, needs)
 
     @staticmethod
@@ -260,7 +269,54 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 class Walk:
-    """The proxies in chunks, each with the cells (proxy, anchor) of its positives.
+    """The proxies, which each thread visits a run of, in chunks: see `Run`.
+
+    With a shard, the proxies are this process's rows, and `positive` counts among all rows.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        x, positive, proxies, shard = batch.x, batch.positive, batch.proxies, batch.shard
+        self.proxies, self.work, self.size = proxies, batch.work, x.shape
+        self.row, self.here = positive, None
+        if shard is not None:
+            held = shard.holds(positive)
+            positive = positive - shard.start
+            # Row 0 stands in for a positive that another process holds; `here` makes it count 0.
+            self.row, self.here = positive * held, held.to(x)[:, None]
+        # Sorted once, the positives of a chunk are neighbours.
+        self.positive, self.anchor = positive.sort()
+        self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
+        # Torch's own threads, where they spin between operations, would take ours their cores.
+        threads = torch.get_num_threads() if x.device.type == "cpu" and they_sleep() else 1
+        each = max(1, -(-len(proxies) // threads))
+        self.runs = [Run(self, rows) for rows in blocks(0, len(proxies), each)]
+
+    def total(self, work: Callable[["Run"], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return the sums of what `work` returns of each run."""
+        parts = each_in_thread(work, self.runs)
+        return tuple(sum(each[1:], each[0]) for each in zip(*parts, strict=True))
+
+    def each(self, work: Callable[["Run"], None]) -> None:
+        """Do `work` on each run."""
+        each_in_thread(work, self.runs)
+
+    def positives(self) -> Tensor:
+        """Return p̂(y), (B, D): zero for anchors whose positive another process holds."""
+        p = self.proxies[self.row]
+        return self._only_here(p / lengths(p))
+
+    def _only_here(self, x: Tensor) -> Tensor:
+        return x if self.here is None else x * self.here
+
+    def pull_back_positives_(self, x: Tensor, p_y: Tensor, dp: Tensor) -> None:
+        """Subtract each x_b, pulled back through the norm, from the row of its positive in `dp`."""
+        v = self._only_here(x) * self.inverse[self.row, None]
+        v.addcmul_(p_y, (v * p_y).sum(1, keepdim=True), value=-1)
+        dp.index_add_(0, self.row, v, alpha=-1)
+
+
+class Run:
+    """Neighbouring proxies in chunks, each with the cells (proxy, anchor) of its positives.
 
     A form calls, on each chunk:
 
@@ -272,49 +328,33 @@ class Walk:
 
     Logits are laid out (P, B), so that a chunk is contiguous. Proxies are normalised on the way, by
     scaling the smaller matrix: the product (chunk, B) where the batch is narrower than the
-    embeddings, else the chunk itself, in a workspace. With a shard, the proxies are this process's
-    rows, and `positive` counts among all rows.
+    embeddings, else the chunk itself, in a workspace.
     """
 
-    def __init__(self, batch: Batch) -> None:
-        x, positive, proxies, shard = batch.x, batch.positive, batch.proxies, batch.shard
-        self.proxies, self.work = proxies, batch.work
-        self.row, self.here = positive, None
-        if shard is not None:
-            held = shard.holds(positive)
-            positive = positive - shard.start
-            # Row 0 stands in for a positive that another process holds; `here` makes it count 0.
-            self.row, self.here = positive * held, held.to(x)[:, None]
-        self.rows = min(len(proxies), max(1, CHUNK // max(x.shape)))
-        if len(proxies) <= 1.5 * self.rows:  # a second, small chunk would cost more than it saves
-            self.rows = len(proxies)
-        self.starts = range(0, len(proxies), self.rows)
-        # Sorted once, the positives of a chunk are one run: from cuts[i] to cuts[i + 1].
-        self.positive, self.anchor = positive.sort()
-        cuts = torch.arange(len(self.starts) + 1, device=positive.device) * self.rows
-        self.cuts = torch.searchsorted(self.positive, cuts.clamp_(max=len(proxies))).tolist()
-        self.narrow = len(x) < x.shape[1]
-        self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
-        self.products = x.new_empty(self.rows // SUM_ROWS, *x.shape)
+    def __init__(self, walk: Walk, rows: slice) -> None:
+        self.walk, self.proxies, self.inverse = walk, walk.proxies, walk.inverse
+        count = rows.stop - rows.start
+        self.rows = -(-count // max(1, round(count * max(walk.size) / CHUNK)))
+        self.chunks = [*blocks(rows.start, rows.stop, self.rows)]
+        edges = torch.tensor([rows.start, *(chunk.stop for chunk in self.chunks)])
+        self.cuts = torch.searchsorted(walk.positive, edges.to(walk.positive.device)).tolist()
+        batch, dim = walk.size
+        self.narrow = batch < dim
+        self.products = walk.inverse.new_empty(self.rows // SUM_ROWS, batch, dim)
 
     def __iter__(self) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
         """Yield each chunk, and the cells (row in the chunk, anchor) of its positives, if any."""
-        self.directions = self.work.take(
-            "directions", self.rows, self.proxies.shape[1], like=self.inverse
-        )
-        for i, start in enumerate(self.starts):
-            low, high = self.cuts[i : i + 2]
-            cells = (self.positive[low:high] - start, self.anchor[low:high]) if high > low else None
-            yield slice(start, min(start + self.rows, len(self.proxies))), cells
-        self.work.give("directions", self.directions)
+        walk, use = self.walk, f"directions from {self.chunks[0].start}"
+        self.directions = walk.work.take(use, self.rows, walk.size[1], like=self.inverse)
+        for chunk, (low, high) in zip(self.chunks, pairwise(self.cuts), strict=True):
+            own = walk.positive[low:high] - chunk.start, walk.anchor[low:high]
+            yield chunk, own if high > low else None
+        walk.work.give(use, self.directions)
 
-    def positives(self) -> Tensor:
-        """Return p̂(y), (B, D): zero for anchors whose positive another process holds."""
-        p = self.proxies[self.row]
-        return self._only_here(p / lengths(p))
-
-    def _only_here(self, x: Tensor) -> Tensor:
-        return x if self.here is None else x * self.here
+    @cached_property
+    def scratch(self) -> Tensor:
+        """A block for the logits of a chunk, (rows, B)."""
+        return self.inverse.new_empty(self.rows, self.walk.size[0])
 
     def find_norms(self, chunk: slice) -> None:
         """Compute 1/|p| of the chunk, as `lengths` has it."""
@@ -364,9 +404,3 @@ class Walk:
         # A direction does not change when p grows, so its gradient is perpendicular to p.
         along = torch.mul(v, p, out=self.directions[: len(p)]).sum(1).mul_(r).mul_(r)
         v.addcmul_(p, along[:, None], value=-1)
-
-    def pull_back_positives_(self, x: Tensor, p_y: Tensor, dp: Tensor) -> None:
-        """Subtract each x_b, pulled back through the norm, from the row of its positive in `dp`."""
-        v = self._only_here(x) * self.inverse[self.row, None]
-        v.addcmul_(p_y, (v * p_y).sum(1, keepdim=True), value=-1)
-        dp.index_add_(0, self.row, v, alpha=-1)

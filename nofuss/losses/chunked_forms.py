@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nofuss.geometry import lengths
-from nofuss.losses.chunked import KEEP_BYTES, Batch, Computed, Walk, can_sum
+from nofuss.losses.chunked import KEEP_BYTES, Batch, Computed, Run, Walk, can_sum
 
 
 def at_once_is_faster(batch: int, num_proxies: int) -> bool:
@@ -37,25 +37,28 @@ def nca(batch: Batch, *, scale: float, include_positive: bool = False) -> Comput
     x, proxies, needs, walk = batch.x, batch.proxies, batch.needs, Walk(batch)
     kept = _rows_kept(x, proxies) if needs[1] else 0
     buffer = batch.work.take("exponentials", kept, len(x), like=x)
-    scratch = x.new_empty(walk.rows if kept < len(proxies) else 0, len(x))
 
-    def exponentials(chunk: slice, own: tuple[Tensor, Tensor] | None) -> Tensor:
+    def exponentials(run: Run, chunk: slice, own: tuple[Tensor, Tensor] | None) -> Tensor:
         # Written straight into the buffer as long as whole chunks fit in.
-        s = walk.logits(chunk, x, out=buffer[chunk] if chunk.stop <= kept else scratch)
+        s = run.logits(chunk, x, out=buffer[chunk] if chunk.stop <= kept else run.scratch)
         if own and not include_positive:
             s[own] = -math.inf
         return s.exp_()
 
-    z = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    dx = torch.zeros_like(x).double()
-    for chunk, own in walk:
-        walk.find_norms(chunk)
-        s = exponentials(chunk, own)
-        z.add_(s.sum(0))
-        if needs[0] or kept:
-            m = walk.weigh_(chunk, s)
-        if needs[0]:
-            walk.add_products_(dx, s, m)
+    def sum_up(run: Run) -> tuple[Tensor, Tensor]:
+        z = torch.zeros(len(x), dtype=torch.float64, device=x.device)
+        dx = torch.zeros_like(x).double()
+        for chunk, own in run:
+            run.find_norms(chunk)
+            s = exponentials(run, chunk, own)
+            z.add_(s.sum(0))
+            if needs[0] or kept:
+                m = run.weigh_(chunk, s)
+            if needs[0]:
+                run.add_products_(dx, s, m)
+        return z, dx
+
+    z, dx = walk.total(sum_up)
     p_y = walk.positives()
     own_logit = (x * p_y).sum(1).double()
     z, own_logit = batch.over_shards(torch.stack([z, own_logit]))
@@ -65,17 +68,21 @@ def nca(batch: Batch, *, scale: float, include_positive: bool = False) -> Comput
         dx.div_(z[:, None]).sub_(p_y).mul_(weight[:, None])
     dp = None
     if needs[1]:
-        dp = torch.empty_like(proxies)
+        dp = by_proxies = torch.empty_like(proxies)
         # weight/Z turns exponentials into softmax shares. It belongs to the anchor, so it can
         # multiply x (B, D) instead of the exponentials (chunk, B).
         weighted = x * (weight / z).to(x.dtype)[:, None]
-        for chunk, own in walk:
-            if chunk.stop <= kept:
-                s = buffer[chunk]
-            else:
-                s = exponentials(chunk, own)
-                walk.weigh_(chunk, s)
-            walk.pull_back_(chunk, s, weighted, dp)
+
+        def pull_back(run: Run) -> None:
+            for chunk, own in run:
+                if chunk.stop <= kept:
+                    s = buffer[chunk]
+                else:
+                    s = exponentials(run, chunk, own)
+                    run.weigh_(chunk, s)
+                run.pull_back_(chunk, s, weighted, by_proxies)
+
+        walk.each(pull_back)
         walk.pull_back_positives_(x * weight[:, None], p_y, dp)
         dp = dp.to(dtype)
     batch.work.give("exponentials", buffer)
@@ -134,25 +141,30 @@ def triplet(batch: Batch, *, margin: float) -> Computed:
     p_y = walk.positives()  # (B, D)
     lead = margin - batch.over_shards((x * p_y).sum(1))  # M − x·p̂(y)
     weight = batch.weight / (batch.total - 1)
-    e, ones = x.new_empty(walk.rows, len(x)), x.new_ones(walk.rows)
-    total = torch.zeros(len(x), dtype=torch.float64, device=x.device)
-    opened, weighted = x.new_zeros(len(x)), x * weight[:, None]
-    dx = torch.zeros_like(x).double()
+    weighted = x * weight[:, None]
     dp = torch.empty_like(proxies) if needs[1] else None
-    for chunk, own in walk:
-        walk.find_norms(chunk)
-        s = walk.logits(chunk, x, out=e).add_(lead).clamp_min_(0)  # (chunk, B)
-        if own:
-            s[own] = 0  # the positive is no negative of its anchor
-        total += s.sum(0)
-        if any(needs):
-            # The derivative of a hinge is 1 where it is open: its sign. Counts are whole numbers,
-            # exact in float32 up to 2²⁴.
-            opened.addmv_(s.sign_().T, ones[: len(s)])
-            m = walk.weigh_(chunk, s)
-            walk.add_products_(dx, s, m)
-        if dp is not None:
-            walk.pull_back_(chunk, s, weighted, dp)
+
+    def sum_up(run: Run) -> tuple[Tensor, Tensor, Tensor]:
+        ones = x.new_ones(run.rows)
+        total, dx = torch.zeros_like(lead).double(), torch.zeros_like(x).double()
+        opened = torch.zeros_like(lead)
+        for chunk, own in run:
+            run.find_norms(chunk)
+            s = run.logits(chunk, x, out=run.scratch).add_(lead).clamp_min_(0)  # (chunk, B)
+            if own:
+                s[own] = 0  # the positive is no negative of its anchor
+            total += s.sum(0)
+            if any(needs):
+                # The derivative of a hinge is 1 where it is open: its sign. Counts are whole
+                # numbers, exact in float32 up to 2²⁴.
+                opened.addmv_(s.sign_().T, ones[: len(s)])
+                m = run.weigh_(chunk, s)
+                run.add_products_(dx, s, m)
+            if dp is not None:
+                run.pull_back_(chunk, s, weighted, dp)
+        return total, opened, dx
+
+    total, opened, dx = walk.total(sum_up)
     loss = (batch.over_shards(total) @ weight.double()).to(x.dtype)
     if any(needs):
         # The positive is in every hinge: it is pulled once for each that is open.
@@ -173,25 +185,30 @@ def anchor(batch: Batch, *, margin: float) -> Computed:
     x, proxies, needs, walk = batch.x, batch.proxies, batch.needs, Walk(batch)
     p_y = walk.positives()  # (B, D)
     pull, pull_weight = _pull(margin - batch.over_shards((x * p_y).sum(1)), batch.positive)
-    push = torch.zeros((), dtype=torch.float64, device=x.device)
-    e, dx = x.new_empty(walk.rows, len(x)), torch.zeros_like(x).double()
     dp = torch.empty_like(proxies) if needs[1] else None
-    for chunk, own in walk:
-        walk.find_norms(chunk)
-        s = walk.logits(chunk, x, out=e).add_(margin)  # (chunk, B)
-        if own:
-            s[own] = -math.inf
-        # log(1 + Σ exp s) as a log-sum-exp: the 1 is exp(0), so 0 counts for the maximum too.
-        top = s.amax(1).clamp_min_(0)
-        whole = s.sub_(top[:, None]).exp_().sum(1) + (-top).exp()
-        push += (whole.log() + top).sum()
-        if any(needs):
-            # Unlike in Proxy-NCA the normaliser belongs to the proxy: a weight of its row.
-            weight = 1 / (whole * batch.total)
-            m = walk.weigh_(chunk, s, weight)
-            walk.add_products_(dx, s, m)
-            if dp is not None:
-                walk.pull_back_(chunk, s, x, dp, weight)
+
+    def sum_up(run: Run) -> tuple[Tensor, Tensor]:
+        push = torch.zeros((), dtype=torch.float64, device=x.device)
+        dx = torch.zeros_like(x).double()
+        for chunk, own in run:
+            run.find_norms(chunk)
+            s = run.logits(chunk, x, out=run.scratch).add_(margin)  # (chunk, B)
+            if own:
+                s[own] = -math.inf
+            # log(1 + Σ exp s) as a log-sum-exp: the 1 is exp(0), so 0 counts for the maximum too.
+            top = s.amax(1).clamp_min_(0)
+            whole = s.sub_(top[:, None]).exp_().sum(1) + (-top).exp()
+            push += (whole.log() + top).sum()
+            if any(needs):
+                # Unlike in Proxy-NCA the normaliser belongs to the proxy: a weight of its row.
+                weight = 1 / (whole * batch.total)
+                m = run.weigh_(chunk, s, weight)
+                run.add_products_(dx, s, m)
+                if dp is not None:
+                    run.pull_back_(chunk, s, x, dp, weight)
+        return push, dx
+
+    push, dx = walk.total(sum_up)
     loss = (pull + batch.over_shards(push) / batch.total).to(x.dtype)
     if needs[0]:
         dx.sub_(p_y * pull_weight[:, None])

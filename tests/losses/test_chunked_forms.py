@@ -1,7 +1,7 @@
 """The chunked forms against slow loops and the plain forms, at the corners of chunks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -105,6 +105,17 @@ def slow_loss(name: str, c: Tensor, positive: list[int], scale: float) -> float:
     return total / len(positive)
 
 
+@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
+def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Threads that sleep, so that each visits proxies of its own."""
+    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("chunk", [2**3, 2**6, 2**18])
 @pytest.mark.parametrize("kept", [0, 2**8, 2**27], ids=["none kept", "some kept", "all kept"])
@@ -126,6 +137,7 @@ def test_equals_the_slow_loop_and_the_plain_gradients(
             torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", FORMS)
 @pytest.mark.parametrize("scale", [18.0, 64.0, 300.0])  # float32's exponents end at 85
 @pytest.mark.parametrize("size", [(32, 64, 5001), (64, 16, 999), (1, 128, 3001)])
