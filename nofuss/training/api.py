@@ -94,9 +94,10 @@ def _whole_signature() -> inspect.Signature:
     """Return the signature of `train` with every field of `Options` as a keyword."""
     spelled = inspect.signature(train)
     known = {name: p for name, p in spelled.parameters.items() if name != "options"}
+    kinds = get_type_hints(Options)  # without what the command line needs
     others = [
         inspect.Parameter(
-            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+            f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=kinds[f.name]
         )
         for f in fields(Options)
         if f.name not in known

@@ -1,6 +1,8 @@
 """`nofuss.train`: paths, arrays, datasets and modules of one's own, from Python."""
 
+import inspect
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import nofuss
 from nofuss.cli import main
-from nofuss.config import Preprocessing
+from nofuss.config import Options, Preprocessing
 from nofuss.errors import DataError, UsageError
 from nofuss.model.saved import model_files
 from nofuss.training.callbacks import Event
@@ -56,6 +58,13 @@ class Pairs(Dataset[tuple[Tensor, int]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         return self.inputs[index], int(self.targets[index])
+
+
+def test_help_names_every_option_as_python_writes_types() -> None:
+    found = inspect.signature(nofuss.train).parameters
+    assert found.keys() >= {field.name for field in fields(Options)} | {"callback"}
+    assert found["views"].annotation == int | None
+    assert "Parameter" not in str(inspect.signature(nofuss.train))
 
 
 @pytest.mark.slow
