@@ -5,6 +5,7 @@ Pictures: the folder of CUB-200-2011 that $NOFUSS_DATA names (or holds); skipped
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from math import nan
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from nofuss.data.open import TrainingData, open_data
 from nofuss.data.split import split_collection
 from nofuss.model.activations import activations_of
 from nofuss.model.embedder import Embedder
-from nofuss.model.stages import Top, fixed_count, freeze_first
+from nofuss.model.stages import Top, fixed_count
 from nofuss.training.criterion import build_criterion
 from nofuss.training.feed import Batches
 from nofuss.training.loop import Feed, Training, run_loop, train_step
@@ -110,8 +111,9 @@ def kept_steps(
     settings: Settings, data: Collection, preprocessing: Preprocessing, steps: int
 ) -> Callable[[], None]:
     """Return a function that trains the last stages on as many batches, read from the cache."""
+    settings = replace(settings, unfreeze="2", size=preprocessing.size)
     embedder = build_model(settings, settings.preset, data)
-    freeze_first(embedder, "2")
+    apply_settings(settings, embedder)
     fixed = fixed_count(embedder.backbone, "2")
     criterion = build_criterion(settings, data.num_classes, embedder.dim)
     training = training_of(settings, embedder, Top(embedder, fixed), criterion)
