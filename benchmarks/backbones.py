@@ -29,8 +29,8 @@ from nofuss.evaluate.protocol import QueryScores
 from nofuss.model.backbones import build_backbone, joined
 from nofuss.model.embedder import build_embedder, for_inference
 from nofuss.model.features import multiplications
+from nofuss.training.choose_networks import pick, try_networks
 from nofuss.training.folds import class_folds, query_scores
-from nofuss.training.selection import pick, try_networks
 
 NETWORKS = "efficientnet-lite0,efficientnet-lite1,efficientnet-lite2"
 COLUMNS = ["%", "networks", "R@1", "MAP@R", "gain in R@1, 95%", "in MAP@R, 95%", "regret"]

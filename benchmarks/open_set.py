@@ -111,8 +111,8 @@ def ask(collections: Sequence[Collection], at: int, seed: int, run: Path) -> lis
     subsets += [other.subset(some(np.arange(len(other)))) for other in others]
     encoded = [encoder.encode_collection(each) for each in subsets]
     encoded.append(encoder.encode(pictures()))
-    known, stranger, *far, nothing = (judged(index, queries_of(index, each)) for each in encoded)
-    return [known, stranger, [verdict for each in far for verdict in each], nothing]
+    known, unknown, *far, nothing = (judged(index, queries_of(index, each)) for each in encoded)
+    return [known, unknown, [verdict for each in far for verdict in each], nothing]
 
 
 def cell(verdicts: Sequence[Verdict]) -> str:

@@ -244,7 +244,7 @@ def deep(run: Path, disk: Path) -> None:
 
 NAN, MODEL, FEEDBACK = float("nan"), "model/model.json", "feedback.jsonl"
 HEAD, VECTORS = ("model/weights-*", "head.weight"), ("index/vectors-*", "vectors")
-RULES = ("strangers", "rerank")
+RULES = ("unknown", "rerank")
 """What a model says about search, in its extra."""
 VALUES: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(RULES, (NAN, -1, "x", [], True, {"rule": "x"}, {"gains": {}})),

@@ -158,11 +158,12 @@ def _shown(
     run: Run, encoder: Encoder, whole: Collection, vectors: Tensor, test: Rows
 ) -> RunEmbeddings:
     """Return what the report shows: the test items, and the sample of training items."""
-    kept = load_proxies(run.path, encoder.digest, encoder.dim)
-    sample = encoder.embed_collection(whole.subset(kept.sample))
+    proxies = load_proxies(run.path, encoder.digest, encoder.dim)
+    sample = encoder.embed_collection(whole.subset(proxies.sample))
     matrix = map_in_force(run.path, encoder.digest, encoder.dim)
-    kept = replace(kept, proxies=mapped(torch.from_numpy(kept.proxies), matrix).numpy())
-    return RunEmbeddings(vectors.numpy(), test, sample.numpy(), kept)
+    moved = mapped(torch.from_numpy(proxies.proxies), matrix)
+    proxies = replace(proxies, proxies=moved.numpy())
+    return RunEmbeddings(vectors.numpy(), test, sample.numpy(), proxies)
 
 
 def still_true(before: dict[str, Any], scores: dict[str, Any]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def in_threads(work: Callable[[Iterator[P]], R], pieces: Iterable[P]) -> list[R]
     As many threads as torch uses.
     """
     shared = list(pieces)
-    threads = max(1, min(torch.get_num_threads(), len(shared)))
+    rest = iter(shared)
 
     def work_to_the_end(rest: Iterator[P]) -> R:
         try:
@@ -42,32 +42,39 @@ def in_threads(work: Callable[[Iterator[P]], R], pieces: Iterable[P]) -> list[R]
         finally:
             deque(rest, maxlen=0)  # after an error or Ctrl-C no thread takes another piece
 
-    return each_in_thread(work_to_the_end, [iter(shared)] * threads)
+    return map_in_threads(
+        work_to_the_end, [rest] * max(1, min(torch.get_num_threads(), len(shared)))
+    )
 
 
-def each_in_thread(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
-    """Return `work` of each part, without gradients; the first part is the calling thread's."""
-    if len(parts) < 2:
-        return [work(part) for part in parts]
+def map_in_threads(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
+    """Return `work` of each part, in order and without gradients.
+
+    The calling thread works, too: where all others do something else, alone.
+    """
     threads, mode = torch.get_num_threads(), torch.is_inference_mode_enabled()
+    rest, results = iter(enumerate(parts)), dict[int, R]()
 
-    def work_alone(part: P) -> R:
+    def work_alone() -> None:
         torch.set_num_threads(1)
         with torch.inference_mode(mode), torch.no_grad():  # both are each thread's own
-            return work(part)
+            for i, part in rest:
+                results[i] = work(part)
 
-    others = [_pool().submit(work_alone, part) for part in parts[1:]]
+    if len(parts) < 2 or threads < 2:
+        with torch.no_grad():
+            return [work(part) for part in parts]
+    others = [_pool().submit(work_alone) for _ in range(min(threads, len(parts)) - 1)]
     try:
-        results = [work_alone(parts[0])]
-        for part, other in zip(parts[1:], others, strict=True):
-            # What no thread has begun, since they all work for another caller, is done here.
-            results.append(work_alone(part) if other.cancel() else other.result())
-        return results
-    except BaseException:
-        wait([other for other in others if not other.cancel()])
-        raise
+        work_alone()
     finally:
+        deque(rest, maxlen=0)
+        begun = [other for other in others if not other.cancel()]
+        wait(begun)
         torch.set_num_threads(threads)  # else threads that start later would have one core
+    for other in begun:
+        other.result()  # raises what it raised
+    return [results[i] for i in range(len(parts))]
 
 
 @cache
@@ -76,4 +83,5 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "nofuss-core")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # a child has none of its parent's threads
+if hasattr(os, "register_at_fork"):  # a child has none of its parent's threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -1,8 +1,7 @@
 """The losses: over instances, over proxies, and a dict of their names."""
 
-from torch import nn
-
 from nofuss.losses.clustering import StructuredClustering
+from nofuss.losses.instance_loss import InstanceLoss
 from nofuss.losses.lifted import LiftedStructure
 from nofuss.losses.nca import NCA
 from nofuss.losses.npairs import NPairs
@@ -22,7 +21,7 @@ PROXY_LOSSES: dict[str, type[ProxyLoss]] = {
     "proxy-anchor": ProxyAnchor,
     "soft-triple": SoftTriple,
 }
-INSTANCE_LOSSES: dict[str, type[nn.Module]] = {
+INSTANCE_LOSSES: dict[str, type[InstanceLoss]] = {
     "nca": NCA,
     "triplet": Triplet,
     "semi-hard": SemiHardTriplet,

@@ -2,7 +2,7 @@
 
 The plain form of a loss holds several (B, P) matrices, which autograd keeps. A chunked form visits
 the proxies in chunks that stay in cache and computes the gradients together with the loss, in
-O(chunk) memory beside the gradients themselves. `Chunked` binds such a form (a function of
+O(chunk) memory a thread beside the gradients themselves. `Chunked` binds such a form (a function of
 chunked_forms.py) to the plain one: values and first derivatives come from the chunks; second
 derivatives, `torch.func`'s vmap and forward mode come from the plain form.
 """
@@ -20,11 +20,14 @@ from torch.autograd import forward_ad
 
 from nofuss.distributed.processes import all_sum
 from nofuss.distributed.shard import Shard
-from nofuss.distributed.threads import blocks, each_in_thread, they_sleep
+from nofuss.distributed.threads import blocks, map_in_threads, they_sleep
 from nofuss.geometry import ZERO, lengths
 
 CHUNK = 2**19
 """Numbers in a chunk's largest matrix: 2 MB of float32, so that a chunk stays in cache."""
+
+LEAST = 256
+"""Proxies from which on a thread more saves more than it costs."""
 
 SUM_ROWS = 512
 """Proxies in one float32 sum of products. Some matrix products add one term after the other, and
@@ -69,6 +72,8 @@ class Workspace:
     def take(self, use: str, rows: int, columns: int, like: Tensor) -> Tensor:
         """Return an uninitialised block (rows, columns), from the last step's if that is enough."""
         count = rows * columns
+        if not count:
+            return like.new_empty(rows, columns)
         # Taken out while in use: a second graph alive at the same time gets its own block.
         block = self._blocks.pop((use, like.dtype), None)
         if block is None or len(block) < count or block.device != like.device:
@@ -79,7 +84,8 @@ class Workspace:
         """Leave a block to the next step."""
         # Autograd refuses tensors that were made in inference mode.
         if block.device.type == "cpu" and block.numel() and not block.is_inference():
-            self._blocks[use, block.dtype] = block.view(-1)
+            whole = block.new_empty(0).set_(block.untyped_storage())
+            self._blocks[use, block.dtype] = whole
 
 
 class Computed(NamedTuple):
@@ -207,9 +213,8 @@ class ChunkedLoss(torch.autograd.Function):
         ctx.loss, *tensors, _ = inputs
         _, *gradients = output
         ctx.mark_non_differentiable(*(each for each in gradients if each is not None))
-        ctx.set_materialize_grads(
-            False
-        )  # else backward gets zeros (P, D), a pass over fresh memory
+        # Else backward gets zeros (P, D): a pass over fresh memory.
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         ctx.save_for_forward(*tensors)
         ctx.gradients = gradients
@@ -269,36 +274,43 @@ class ChunkedLoss(torch.autograd.Function):
 
 
 class Walk:
-    """The proxies, which each thread visits a run of, in chunks: see `Run`.
+    """The proxies, which each thread visits a part of, in chunks: see `Part`.
 
     With a shard, the proxies are this process's rows, and `positive` counts among all rows.
     """
 
     def __init__(self, batch: Batch) -> None:
         x, positive, proxies, shard = batch.x, batch.positive, batch.proxies, batch.shard
-        self.proxies, self.work, self.size = proxies, batch.work, x.shape
+        self.proxies, self.work, self.shape = proxies, batch.work, x.shape
         self.row, self.here = positive, None
         if shard is not None:
             held = shard.holds(positive)
             positive = positive - shard.start
             # Row 0 stands in for a positive that another process holds; `here` makes it count 0.
             self.row, self.here = positive * held, held.to(x)[:, None]
-        # Sorted once, the positives of a chunk are neighbours.
-        self.positive, self.anchor = positive.sort()
+        self.sorted, self.anchor = positive.sort()  # so that those of a chunk are neighbours
         self.inverse = x.new_empty(len(proxies))  # 1/|p|, filled by the first walk
         # Torch's own threads, where they spin between operations, would take ours their cores.
         threads = torch.get_num_threads() if x.device.type == "cpu" and they_sleep() else 1
-        each = max(1, -(-len(proxies) // threads))
-        self.runs = [Run(self, rows) for rows in blocks(0, len(proxies), each)]
+        each = max(LEAST, -(-len(proxies) // threads))
+        self.parts = [Part(self, rows) for rows in blocks(0, len(proxies), each)]
 
-    def total(self, work: Callable[["Run"], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        """Return the sums of what `work` returns of each run."""
-        parts = each_in_thread(work, self.runs)
-        return tuple(sum(each[1:], each[0]) for each in zip(*parts, strict=True))
+    def keep(self, rows: int) -> Tensor:
+        """Return a block for the numbers of so many proxies, of which each part has its share."""
+        buffer = self.work.take("kept", rows, self.shape[0], like=self.inverse)
+        for part in self.parts:
+            low, high = (i * rows // len(self.proxies) for i in (part.start, part.stop))
+            part.buffer = buffer[low:high]
+        return buffer
 
-    def each(self, work: Callable[["Run"], None]) -> None:
-        """Do `work` on each run."""
-        each_in_thread(work, self.runs)
+    def total(self, work: Callable[["Part"], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        """Return the sums of what `work` returns of each part."""
+        found = map_in_threads(work, self.parts)
+        return tuple(sum(each[1:], each[0]) for each in zip(*found, strict=True))
+
+    def each(self, work: Callable[["Part"], None]) -> None:
+        """Do `work` on each part."""
+        map_in_threads(work, self.parts)
 
     def positives(self) -> Tensor:
         """Return p̂(y), (B, D): zero for anchors whose positive another process holds."""
@@ -315,7 +327,7 @@ class Walk:
         dp.index_add_(0, self.row, v, alpha=-1)
 
 
-class Run:
+class Part:
     """Neighbouring proxies in chunks, each with the cells (proxy, anchor) of its positives.
 
     A form calls, on each chunk:
@@ -332,29 +344,36 @@ class Run:
     """
 
     def __init__(self, walk: Walk, rows: slice) -> None:
-        self.walk, self.proxies, self.inverse = walk, walk.proxies, walk.inverse
+        self.walk, self.start, self.stop = walk, rows.start, rows.stop
+        self.proxies, self.inverse = walk.proxies, walk.inverse
         count = rows.stop - rows.start
-        self.rows = -(-count // max(1, round(count * max(walk.size) / CHUNK)))
+        self.rows = -(-count // max(1, round(count * max(walk.shape) / CHUNK)))
         self.chunks = [*blocks(rows.start, rows.stop, self.rows)]
         edges = torch.tensor([rows.start, *(chunk.stop for chunk in self.chunks)])
-        self.cuts = torch.searchsorted(walk.positive, edges.to(walk.positive.device)).tolist()
-        batch, dim = walk.size
+        self.cuts = torch.searchsorted(walk.sorted, edges.to(walk.sorted.device)).tolist()
+        batch, dim = walk.shape
         self.narrow = batch < dim
+        self.buffer = walk.inverse.new_empty(0, batch)
         self.products = walk.inverse.new_empty(self.rows // SUM_ROWS, batch, dim)
 
     def __iter__(self) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
         """Yield each chunk, and the cells (row in the chunk, anchor) of its positives, if any."""
-        walk, use = self.walk, f"directions from {self.chunks[0].start}"
-        self.directions = walk.work.take(use, self.rows, walk.size[1], like=self.inverse)
+        walk, use = self.walk, f"directions from {self.start}"
+        self.directions = walk.work.take(use, self.rows, walk.shape[1], like=self.inverse)
         for chunk, (low, high) in zip(self.chunks, pairwise(self.cuts), strict=True):
-            own = walk.positive[low:high] - chunk.start, walk.anchor[low:high]
+            own = walk.sorted[low:high] - chunk.start, walk.anchor[low:high]
             yield chunk, own if high > low else None
         walk.work.give(use, self.directions)
+
+    def kept(self, chunk: slice) -> Tensor | None:
+        """Return the chunk's rows of what is kept; None where they do not all fit in."""
+        low, high = chunk.start - self.start, chunk.stop - self.start
+        return self.buffer[low:high] if high <= len(self.buffer) else None
 
     @cached_property
     def scratch(self) -> Tensor:
         """A block for the logits of a chunk, (rows, B)."""
-        return self.inverse.new_empty(self.rows, self.walk.size[0])
+        return self.inverse.new_empty(self.rows, self.walk.shape[0])
 
     def find_norms(self, chunk: slice) -> None:
         """Compute 1/|p| of the chunk, as `lengths` has it."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nofuss.geometry import lengths
-from nofuss.losses.chunked import KEEP_BYTES, Batch, Computed, Run, Walk, can_sum
+from nofuss.losses.chunked import KEEP_BYTES, Batch, Computed, Part, Walk, can_sum
 
 
 def at_once_is_faster(batch: int, num_proxies: int) -> bool:
@@ -36,26 +36,26 @@ def nca(batch: Batch, *, scale: float, include_positive: bool = False) -> Comput
         batch = batch._replace(x=batch.x.double(), proxies=batch.proxies.double())
     x, proxies, needs, walk = batch.x, batch.proxies, batch.needs, Walk(batch)
     kept = _rows_kept(x, proxies) if needs[1] else 0
-    buffer = batch.work.take("exponentials", kept, len(x), like=x)
+    buffer = walk.keep(kept)
 
-    def exponentials(run: Run, chunk: slice, own: tuple[Tensor, Tensor] | None) -> Tensor:
-        # Written straight into the buffer as long as whole chunks fit in.
-        s = run.logits(chunk, x, out=buffer[chunk] if chunk.stop <= kept else run.scratch)
+    def exponentials(part: Part, chunk: slice, own: tuple[Tensor, Tensor] | None) -> Tensor:
+        block = part.kept(chunk)
+        s = part.logits(chunk, x, out=part.scratch if block is None else block)
         if own and not include_positive:
             s[own] = -math.inf
         return s.exp_()
 
-    def sum_up(run: Run) -> tuple[Tensor, Tensor]:
+    def sum_up(part: Part) -> tuple[Tensor, Tensor]:
         z = torch.zeros(len(x), dtype=torch.float64, device=x.device)
         dx = torch.zeros_like(x).double()
-        for chunk, own in run:
-            run.find_norms(chunk)
-            s = exponentials(run, chunk, own)
+        for chunk, own in part:
+            part.find_norms(chunk)
+            s = exponentials(part, chunk, own)
             z.add_(s.sum(0))
             if needs[0] or kept:
-                m = run.weigh_(chunk, s)
+                m = part.weigh_(chunk, s)
             if needs[0]:
-                run.add_products_(dx, s, m)
+                part.add_products_(dx, s, m)
         return z, dx
 
     z, dx = walk.total(sum_up)
@@ -73,19 +73,18 @@ def nca(batch: Batch, *, scale: float, include_positive: bool = False) -> Comput
         # multiply x (B, D) instead of the exponentials (chunk, B).
         weighted = x * (weight / z).to(x.dtype)[:, None]
 
-        def pull_back(run: Run) -> None:
-            for chunk, own in run:
-                if chunk.stop <= kept:
-                    s = buffer[chunk]
-                else:
-                    s = exponentials(run, chunk, own)
-                    run.weigh_(chunk, s)
-                run.pull_back_(chunk, s, weighted, by_proxies)
+        def pull_back(part: Part) -> None:
+            for chunk, own in part:
+                s = part.kept(chunk)
+                if s is None:
+                    s = exponentials(part, chunk, own)
+                    part.weigh_(chunk, s)
+                part.pull_back_(chunk, s, weighted, by_proxies)
 
         walk.each(pull_back)
         walk.pull_back_positives_(x * weight[:, None], p_y, dp)
         dp = dp.to(dtype)
-    batch.work.give("exponentials", buffer)
+    batch.work.give("kept", buffer)
     return Computed(loss.to(dtype), dx.to(dtype) if needs[0] else None, dp)
 
 
@@ -144,13 +143,13 @@ def triplet(batch: Batch, *, margin: float) -> Computed:
     weighted = x * weight[:, None]
     dp = torch.empty_like(proxies) if needs[1] else None
 
-    def sum_up(run: Run) -> tuple[Tensor, Tensor, Tensor]:
-        ones = x.new_ones(run.rows)
+    def sum_up(part: Part) -> tuple[Tensor, Tensor, Tensor]:
+        ones = x.new_ones(part.rows)
         total, dx = torch.zeros_like(lead).double(), torch.zeros_like(x).double()
         opened = torch.zeros_like(lead)
-        for chunk, own in run:
-            run.find_norms(chunk)
-            s = run.logits(chunk, x, out=run.scratch).add_(lead).clamp_min_(0)  # (chunk, B)
+        for chunk, own in part:
+            part.find_norms(chunk)
+            s = part.logits(chunk, x, out=part.scratch).add_(lead).clamp_min_(0)  # (chunk, B)
             if own:
                 s[own] = 0  # the positive is no negative of its anchor
             total += s.sum(0)
@@ -158,10 +157,11 @@ def triplet(batch: Batch, *, margin: float) -> Computed:
                 # The derivative of a hinge is 1 where it is open: its sign. Counts are whole
                 # numbers, exact in float32 up to 2²⁴.
                 opened.addmv_(s.sign_().T, ones[: len(s)])
-                m = run.weigh_(chunk, s)
-                run.add_products_(dx, s, m)
+                m = part.weigh_(chunk, s)
+            if needs[0]:
+                part.add_products_(dx, s, m)
             if dp is not None:
-                run.pull_back_(chunk, s, weighted, dp)
+                part.pull_back_(chunk, s, weighted, dp)
         return total, opened, dx
 
     total, opened, dx = walk.total(sum_up)
@@ -187,12 +187,12 @@ def anchor(batch: Batch, *, margin: float) -> Computed:
     pull, pull_weight = _pull(margin - batch.over_shards((x * p_y).sum(1)), batch.positive)
     dp = torch.empty_like(proxies) if needs[1] else None
 
-    def sum_up(run: Run) -> tuple[Tensor, Tensor]:
+    def sum_up(part: Part) -> tuple[Tensor, Tensor]:
         push = torch.zeros((), dtype=torch.float64, device=x.device)
         dx = torch.zeros_like(x).double()
-        for chunk, own in run:
-            run.find_norms(chunk)
-            s = run.logits(chunk, x, out=run.scratch).add_(margin)  # (chunk, B)
+        for chunk, own in part:
+            part.find_norms(chunk)
+            s = part.logits(chunk, x, out=part.scratch).add_(margin)  # (chunk, B)
             if own:
                 s[own] = -math.inf
             # log(1 + Σ exp s) as a log-sum-exp: the 1 is exp(0), so 0 counts for the maximum too.
@@ -202,10 +202,11 @@ def anchor(batch: Batch, *, margin: float) -> Computed:
             if any(needs):
                 # Unlike in Proxy-NCA the normaliser belongs to the proxy: a weight of its row.
                 weight = 1 / (whole * batch.total)
-                m = run.weigh_(chunk, s, weight)
-                run.add_products_(dx, s, m)
-                if dp is not None:
-                    run.pull_back_(chunk, s, x, dp, weight)
+                m = part.weigh_(chunk, s, weight)
+            if needs[0]:
+                part.add_products_(dx, s, m)
+            if dp is not None:
+                part.pull_back_(chunk, s, x, dp, weight)
         return push, dx
 
     push, dx = walk.total(sum_up)

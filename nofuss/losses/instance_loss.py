@@ -32,6 +32,8 @@ class InstanceLoss(nn.Module):
 
     takes_pairs: ClassVar[bool] = False
     """Whether pairs can be given: from a miner, or with separate references."""
+    per_class: ClassVar[int] = 4
+    """Items of each class in a batch of training."""
 
     def forward(
         self,

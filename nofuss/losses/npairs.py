@@ -1,5 +1,7 @@
 """N-pairs (Sohn 2016), Eq. 6 and 8 there: a baseline of the paper."""
 
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,6 +38,8 @@ class NPairs(InstanceLoss):
 
     Made for batches of two items a class; of a class with more, the first two are used.
     """
+
+    per_class: ClassVar[int] = 2
 
     def __init__(self, *, l2: float = 0.002) -> None:
         super().__init__()

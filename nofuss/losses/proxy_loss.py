@@ -96,8 +96,8 @@ class ProxyLoss(nn.Module, ABC):
     takes: ClassVar[tuple[str, ...]] = (
         *("static", "sampled", "fractional", "several", "dynamic", "matched", "balanced"),
     )
-    fusible: ClassVar[bool] = True
-    """Whether there is a chunked form."""
+    fusible: ClassVar[bool] = False
+    """Whether there is a chunked form: a subclass that has `_form` has one."""
     fuses_few: ClassVar[bool] = False
     """Whether it is faster for few proxies too."""
     free_norms: ClassVar[bool] = True
@@ -106,10 +106,15 @@ class ProxyLoss(nn.Module, ABC):
     """Whether every class must have the same number of proxies, one or more."""
     separable: ClassVar[bool] = True
     """Whether each embedding has a loss that can be weighted or returned."""
+    usual_proxies: ClassVar[float] = 1.0
+    """Proxies per class where none are asked for."""
+    own_scale: ClassVar[bool] = True
+    """Whether training leaves it its own scale where none is asked for."""
 
     def __init_subclass__(cls, **given: Any) -> None:
         """Add the shared options to what `help` shows."""
         super().__init_subclass__(**given)
+        cls.fusible = cls._form is not ProxyLoss._form
         if cls.__doc__:
             cls.__doc__ = cls.__doc__.rstrip() + OPTIONS
 
@@ -241,6 +246,11 @@ class ProxyLoss(nn.Module, ABC):
     @abstractmethod
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         """Return losses (T,), or () if not separable, of placed anchors (T, D) and proxies."""
+
+    @classmethod
+    def of_scale(cls, scale: float) -> dict[str, float]:
+        """Return the keyword that sets this scale of the cosine."""
+        return {"scale": scale}
 
     def _form(self, batch: int) -> Form:
         """Return the chunked form for a batch of this size, if `fusible`."""

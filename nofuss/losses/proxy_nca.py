@@ -86,6 +86,7 @@ class ProxyNCA(ProxyLoss):
     """
 
     fuses_few: ClassVar[bool] = True
+    own_scale: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -123,6 +124,7 @@ class ProxyNCAPlusPlus(ProxyLoss):
 
     free_norms: ClassVar[bool] = False
     fuses_few: ClassVar[bool] = True
+    own_scale: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -143,6 +145,11 @@ class ProxyNCAPlusPlus(ProxyLoss):
             options["fused"] = False
         super().__init__(num_classes, dim, scale=2 / temperature, **options)
         self.label_smoothing = label_smoothing
+
+    @classmethod
+    def of_scale(cls, scale: float) -> dict[str, float]:
+        """Return the temperature that gives this scale."""
+        return {"temperature": 2 / scale}
 
     def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
         return nca_of_logits(

@@ -65,7 +65,7 @@ class SoftTriple(ProxyLoss):
     gamma: their γ, the temperature of the softmax over the centers of a class.
     margin: their δ, subtracted from the similarity to the own class.
     tau: their τ, the weight of the term that merges centers; 0 leaves it out.
-    label_smoothing: share of the target that is spread evenly over all classes.
+    label_smoothing: fraction of the target that is spread evenly over all classes.
 
     There are 10 centers of each class by default, `proxies_per_class`, a whole number; those of a
     class are neighbouring rows. There is no fused and no sharded form.
@@ -74,7 +74,7 @@ class SoftTriple(ProxyLoss):
     takes: ClassVar[tuple[str, ...]] = ("static", "several")
     free_norms: ClassVar[bool] = False
     needs_whole: ClassVar[bool] = True
-    fusible: ClassVar[bool] = False
+    usual_proxies: ClassVar[float] = 10.0
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class SoftTriple(ProxyLoss):
         check_number("margin", margin)
         check_number("tau", tau)
         check_smoothing(label_smoothing)
-        options.setdefault("proxies_per_class", 10)
+        options.setdefault("proxies_per_class", self.usual_proxies)
         super().__init__(num_classes, dim, scale=scale, **options)
         self.gamma = gamma
         self.margin = margin

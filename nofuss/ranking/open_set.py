@@ -9,10 +9,10 @@ The limit is the far value that 95% of the index's own items stay within, each t
 mean.
 
 *A good match* is a matter of the learned vectors, where the best class must stand out from the next
-five. The limit is what 10% of strangers reach: items whose class is left out, under a head that has
-not seen the class. In an index of classes that training has not seen these are the items
+five. The limit is what 10% of the unknown reach: items whose class is left out, under a head that
+has not seen the class. In an index of classes that training has not seen these are the items
 themselves; in one of the training classes, the folds know (training/head.py). Between the two
-limits the answer is "not sure", with how many strangers look as similar.
+limits the answer is "not sure", with how many unknown items look as similar.
 
 Why class means and not the nearest items, and what else was tried: docs/lab. An item without a
 label is a class of its own.
@@ -31,13 +31,13 @@ from nofuss.geometry import normalize
 FALSE_REJECTIONS = 0.05
 """Fraction of the index's own items that is "nothing similar"."""
 FALSE_MATCHES = 0.1
-"""Fraction of strangers that is a good match."""
+"""Fraction of unknown items that is a good match."""
 RIVALS = 5
 """Class means that the best one must stand out from."""
 FEWEST_ITEMS = 5
 """Items from which on it is known how far is far."""
-ENOUGH_STRANGERS, ENOUGH_CLASSES = 20, 4
-"""Strangers, and their classes, from which on it is known how near is near."""
+ENOUGH_UNKNOWN, ENOUGH_CLASSES = 20, 4
+"""Unknown items, and their classes, from which on it is known how near is near."""
 _LEVELS = np.linspace(0, 1, 41)  # of the quantiles that are stored
 _PRODUCT = 2**24  # entries of the cosines that are computed at once
 
@@ -58,14 +58,14 @@ def far(x: Tensor, sums: Tensor, own: Tensor | None = None) -> Tensor:
     return 1 - _best_cosines(x, sums, 1, own)[:, 0]
 
 
-def near(x: Tensor, sums: Tensor, own: Tensor | None = None, *, stranger: bool = False) -> Tensor:
+def near(x: Tensor, sums: Tensor, own: Tensor | None = None, *, unknown: bool = False) -> Tensor:
     """Return half of the mean cosine to the next class means − that to the nearest, (Q,).
 
-    x: unit vectors (Q, D) by the head. stranger: leave out the whole class, not only the item.
+    x: unit vectors (Q, D) by the head. unknown: leave out the whole class, not only the item.
     """
-    # As many rivals for strangers, who have a class less.
+    # As many rivals for the unknown, which have a class less.
     rivals = max(0, min(RIVALS, len(sums) - 2))
-    best = _best_cosines(x, sums, 1 + rivals, own, whole=stranger)
+    best = _best_cosines(x, sums, 1 + rivals, own, whole=unknown)
     return best[:, 1:].sum(1) / (2 * max(1, rivals)) - best[:, 0]
 
 
@@ -89,14 +89,14 @@ def _best_cosines(
     return torch.cat(found)
 
 
-def quantiles(strangers: Tensor, classes: int) -> list[float] | None:
-    """Return what is stored of the near values of strangers (N,) of some classes.
+def quantiles(unknown: Tensor, classes: int) -> list[float] | None:
+    """Return what is stored of the near values of unknown items (N,) of some classes.
 
     None where they are too few to say anything.
     """
-    if len(strangers) < ENOUGH_STRANGERS or classes < ENOUGH_CLASSES:
+    if len(unknown) < ENOUGH_UNKNOWN or classes < ENOUGH_CLASSES:
         return None
-    found: list[float] = np.quantile(strangers.double().numpy(), _LEVELS).tolist()
+    found: list[float] = np.quantile(unknown.double().numpy(), _LEVELS).tolist()
     return found
 
 
@@ -106,37 +106,37 @@ class OpenSet:
 
     far_limit: float
     """The far value that 95% of the index's items stay within."""
-    strangers: list[float] | None
-    """Quantiles of the near values of strangers; None where too few are known."""
+    unknown: list[float] | None
+    """Quantiles of the near values of unknown items; None where there were too few."""
     items: int
     """Those that the first limit is of."""
     classes: int
 
     def __post_init__(self) -> None:
-        if self.strangers is not None and not are_quantiles(self.strangers):
-            raise ValueError("has strangers that are no quantiles")
+        if self.unknown is not None and not are_quantiles(self.unknown):
+            raise ValueError("holds for unknown items what are no quantiles")
 
     @classmethod
-    def of(cls, raw: Tensor, codes: Tensor, strangers: list[float] | None) -> Self | None:
+    def of(cls, raw: Tensor, codes: Tensor, unknown: list[float] | None) -> Self | None:
         """Calibrate on unit features (N, F) of classes 0…C−1; None for too few items."""
         if len(raw) < FEWEST_ITEMS:
             return None
         values = far(raw, class_sums(raw, codes), codes).double().numpy()
         limit = float(np.quantile(values, 1 - FALSE_REJECTIONS))
-        return cls(limit, strangers, len(raw), len(torch.unique(codes)))
+        return cls(limit, unknown, len(raw), len(torch.unique(codes)))
 
     @property
     def near_limit(self) -> float | None:
-        """The near value that 10% of strangers stay within; None where too few are known."""
-        if self.strangers is None:
+        """The near value that 10% of unknown items stay within; None where there were too few."""
+        if self.unknown is None:
             return None
-        return float(np.interp(FALSE_MATCHES, _LEVELS, self.strangers))
+        return float(np.interp(FALSE_MATCHES, _LEVELS, self.unknown))
 
     def fraction(self, near_value: float) -> float | None:
-        """Return the fraction of strangers that look at least as similar."""
-        if self.strangers is None:
+        """Return the fraction of unknown items that look at least as similar."""
+        if self.unknown is None:
             return None
-        return float(np.interp(near_value, self.strangers, _LEVELS))
+        return float(np.interp(near_value, self.unknown, _LEVELS))
 
     def judge(self, far_value: float | None, near_value: float) -> tuple[Match, str]:
         """Return the answer for a query, as a word and as a sentence.
@@ -149,7 +149,7 @@ class OpenSet:
         if fraction is None:
             return "unsure", "Not sure: too few classes are known to say what a good match is."
         if fraction > FALSE_MATCHES:
-            return "unsure", f"Not sure: {_of_strangers(fraction)} this similar."
+            return "unsure", f"Not sure: {_of_unknown(fraction)} this similar."
         if fraction > _LEVELS[1]:
             return "good", "Good match: unrelated pictures seldom look this similar."
         return "good", "Good match: unrelated pictures almost never look this similar."
@@ -160,7 +160,7 @@ class OpenSet:
             'search says "nothing similar" to what is less like any class here than '
             f"{1 - FALSE_REJECTIONS:.0%} of the {self.items:,} items that were looked at"
         )
-        if self.strangers is None:
+        if self.unknown is None:
             return f'{found}; too few classes are known to tell a "good match"'
         return f'{found}, and "good match" to {FALSE_MATCHES:.0%} of the pictures of other classes'
 
@@ -176,7 +176,7 @@ _MANY = {"nearly all": 0.95, "three in four": 0.75, "two in three": 2 / 3, "half
 _ONE_IN = {3: "three", 4: "four", 5: "five", 6: "six", 7: "seven", 8: "eight", 9: "nine"}
 
 
-def _of_strangers(fraction: float) -> str:
+def _of_unknown(fraction: float) -> str:
     """Return words like "one in three unrelated pictures looks"."""
     if fraction >= 0.4:
         words = min(_MANY, key=lambda words: abs(_MANY[words] - fraction))

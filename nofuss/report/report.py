@@ -67,7 +67,9 @@ def _neighbourhood(
 ) -> dict[str, sections.Section | None]:
     """Return the sections on neighbours, and write suspects.csv."""
     has_test = len(shown.test) > 1
-    vectors, rows = (shown.test, shown.test_rows) if has_test else (shown.sample, shown.kept.sample)
+    vectors, rows = (
+        (shown.test, shown.test_rows) if has_test else (shown.sample, shown.proxies.sample)
+    )
     if not collection.has_classes or len(vectors) < 3:
         return dict.fromkeys(("neighbours", "confused", "suspects"))
     items, nearest = sections.Items(collection, rows), neighbours(vectors, seed=seed)

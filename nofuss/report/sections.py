@@ -311,22 +311,22 @@ def _everything(collection: Collection) -> Items:
 
 def embedding_map(collection: Collection, shown: RunEmbeddings, *, seed: int) -> Section | None:
     """Draw training items with their proxies, and test items on the same plane."""
-    kept, labels = shown.kept, collection.labels
+    proxies, labels = shown.proxies, collection.labels
     if not collection.has_classes:  # labels are groups, which have no names
         labels = np.full_like(labels, -1)
     seen, new = [
         sample_by_class(labels[rows], items=ON_MAP, per_class=25, seed=seed)
-        for rows in (kept.sample, shown.test_rows[:0] if shown.seen else shown.test_rows)
+        for rows in (proxies.sample, shown.test_rows[:0] if shown.seen else shown.test_rows)
     ]
     items = len(seen) + len(new)
     if items < 3:
         return None
-    used = np.unique(kept.assignment[seen]) if len(kept.proxies) else np.empty(0, np.int64)
-    vectors = [shown.sample[seen], shown.test[new], kept.proxies[used]]
+    used = np.unique(proxies.assignment[seen]) if len(proxies.proxies) else np.empty(0, np.int64)
+    vectors = [shown.sample[seen], shown.test[new], proxies.proxies[used]]
     places = project(np.concatenate(vectors), seed=seed)
-    classes = labels[np.r_[kept.sample[seen], shown.test_rows[new]]]
+    classes = labels[np.r_[proxies.sample[seen], shown.test_rows[new]]]
     # A proxy has the class of any item that is assigned to it.
-    first = [classes[: len(seen)][kept.assignment[seen] == p][0] for p in used]
+    first = [classes[: len(seen)][proxies.assignment[seen] == p][0] for p in used]
     is_training, names = np.arange(items) < len(seen), collection.class_names
     panels = [
         figures.map_panel(
@@ -347,21 +347,21 @@ def embedding_map(collection: Collection, shown: RunEmbeddings, *, seed: int) ->
 
 def bounds(collection: Collection, shown: RunEmbeddings) -> Section | None:
     """Evaluate ε and the paper's inequalities on the training sample."""
-    kept = shown.kept
-    if not len(kept.proxies) or not collection.has_classes:
+    proxies = shown.proxies
+    if not len(proxies.proxies) or not collection.has_classes:
         return None
-    labels = collection.labels[kept.sample]
+    labels = collection.labels[proxies.sample]
     sizes = np.unique(labels, return_counts=True)[1]
     if len(sizes) < 2 or sizes.max() < 2:
         return None
     # scale = 2·N_x·N_p; the propositions need N_x·N_p ≥ 1. Free norms are rescaled to the unit
     # sphere, as in the paper.
-    norm = 1.0 if kept.scale is None else max(1.0, float(np.sqrt(kept.scale / 2)))
+    norm = 1.0 if proxies.scale is None else max(1.0, float(np.sqrt(proxies.scale / 2)))
     evaluated = proxy_bounds(
         shown.sample,
         labels,
-        kept.proxies,
-        kept.assignment,
+        proxies.proxies,
+        proxies.assignment,
         norm_x=norm,
         norm_p=norm,
         max_triplets=200_000,

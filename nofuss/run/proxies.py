@@ -57,8 +57,8 @@ class RunEmbeddings:
     """(N, D), empty without test classes."""
     test_rows: Rows
     sample: Floats
-    """(M, D) of the training items in `kept.sample`."""
-    kept: RunProxies
+    """(M, D) of the training items in `proxies.sample`."""
+    proxies: RunProxies
     seen: bool = False
     """The test items are all items, also trained on; their scores are by folds."""
 

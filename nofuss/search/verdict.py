@@ -35,7 +35,7 @@ from nofuss.ranking.open_set import (
 from nofuss.search.folder import FolderIndex
 from nofuss.search.index import SAMPLED, About, Index, Item, draw, vectors_of
 
-STRANGERS = "strangers"
+UNKNOWN = "unknown"
 """Key of what training keeps of them with the model."""
 _MARGIN = 1.2  # how many more items keep their features than are drawn, as keys are random
 
@@ -58,8 +58,8 @@ class Verdict:
     sentence: str = ""
     """The same in a sentence; empty for unknown."""
     numbers: Mapping[str, float | None] = field(default_factory=dict)
-    """What it follows from: far and near values, their limits, and the fraction of strangers that
-    look as similar."""
+    """What it follows from: far and near values, their limits, and the fraction of unknown items
+    that look as similar."""
 
 
 class Means(NamedTuple):
@@ -101,7 +101,7 @@ def judged(index: Index, queries: Sequence[Query], *, without: str | None = None
             "far_limit": rule.far_limit,
             "near": value,
             "near_limit": rule.near_limit,
-            "strangers": rule.fraction(value),
+            "unknown_fraction": rule.fraction(value),
         }
         found.append(Verdict(*rule.judge(query.far, value), numbers))
     return found
@@ -119,27 +119,26 @@ def with_features(items: Sequence[Item], features: Tensor, count: int) -> list[I
 def calibrated(index: Index, encoder: Encoder) -> About:
     """Return what holds for the index: its limits, and how many relatives a typical item has."""
     sample = index.get(index.sample(SAMPLED), vectors=True)
-    strangers = _strangers(sample, _compute_means(index, sample), index, encoder)
-    rule = OpenSet.of(*_features(sample), strangers)
+    unknown = _unknown(sample, _compute_means(index, sample), index, encoder)
+    rule = OpenSet.of(*_features(sample), unknown)
     return index.about._replace(open_set=rule, relatives=_relatives(index, sample))
 
 
-def _strangers(
+def _unknown(
     sample: Sequence[Item], means: Means, index: Index, encoder: Encoder
 ) -> list[float] | None:
-    """Return how near strangers are: what the folds of the run found, and items of new classes."""
+    """Return how near unknown items are: as folds of the run found, and items of new classes."""
     labelled = [item for item in sample if item.label is not None]
     unseen = [item for item in labelled if item.label not in encoder.class_names]
     values = torch.empty(0)
     if unseen:
         own = torch.tensor([means.places[_class_of(*item[:2])] for item in unseen])
-        values = near(_vectors(unseen, index), means.learned, own, stranger=True)
+        values = near(_vectors(unseen, index), means.learned, own, unknown=True)
     classes = len({item.label for item in unseen})
-    if len(unseen) < len(labelled) and (of_folds := encoder.extra.get(STRANGERS)) is not None:
+    if len(unseen) < len(labelled) and (of_folds := encoder.extra.get(UNKNOWN)) is not None:
         if not are_quantiles(of_folds):
             raise RunError(
-                f"model.json holds {STRANGERS} that nofuss did not write; restore it, or train "
-                "again"
+                f"model.json holds {UNKNOWN} that nofuss did not write; restore it, or train again"
             )
         # Few new classes change little, and many replace what the folds found.
         values, classes = torch.cat([values, torch.tensor(of_folds)]), classes + ENOUGH_CLASSES

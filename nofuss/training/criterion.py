@@ -64,10 +64,8 @@ def build_criterion(settings: Settings, num_classes: int, dim: int) -> nn.Module
         options["assignment"] = settings.assignment
     if settings.free_norms:
         options["scale"] = None
-    elif settings.scale is not None and settings.loss == "proxy-nca++":
-        options["temperature"] = 2 / settings.scale
     elif settings.scale is not None:
-        options["scale"] = settings.scale
+        options |= loss.of_scale(settings.scale)
     kind, scale = kind_of(settings.assignment, num_classes, each), options.get("scale", 1.0)
     is_large = num_classes * each * dim >= SHARD_FROM
     if world() > 1 and is_large and loss.shards(kind.name, scale):

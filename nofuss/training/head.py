@@ -61,7 +61,7 @@ class FoldOutcome:
     rows: Tensor
     embeddings: dict[str, Tensor]
     scores: dict[str, QueryScores]
-    strangers: dict[str, Tensor] = field(default_factory=dict)
+    unknown: dict[str, Tensor] = field(default_factory=dict)
     """How near its items, or a sample of them, are to other classes; see ranking/open_set.py."""
 
 
@@ -87,9 +87,9 @@ class HeadFit:
         """Return unit embeddings of each fold's rows, by what the *other* folds would keep."""
         return [of.embeddings[kept] for of, kept in zip(self.outcomes, self._kept(), strict=True)]
 
-    def strangers(self) -> list[float] | None:
+    def unknown(self) -> list[float] | None:
         """Return how near items are to the classes that are not theirs, by heads without theirs."""
-        found = [of.strangers[kept] for of, kept in zip(self.outcomes, self._kept(), strict=True)]
+        found = [of.unknown[kept] for of, kept in zip(self.outcomes, self._kept(), strict=True)]
         return quantiles(torch.cat(found), self.choice.classes) if found else None
 
     def _kept(self) -> list[str]:
@@ -216,7 +216,7 @@ def run_folds(
             outcome.embeddings[name] = z[rows]
             outcome.scores[name] = query_scores(z[some], labels[some])
             means = class_sums(z, labels)
-            outcome.strangers[name] = near(z[some], means, labels[some], stranger=True)
+            outcome.unknown[name] = near(z[some], means, labels[some], unknown=True)
         outcomes.append(outcome)
     return outcomes
 

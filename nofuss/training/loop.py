@@ -51,6 +51,8 @@ from nofuss.training.checkpoint import (
 )
 
 log = logging.getLogger("nofuss")
+CHECKPOINT_SECONDS = 60.0
+"""Between two checkpoints of an epoch."""
 COLLAPSED = 0.01
 """Spread below which all embeddings point the same way."""
 RAMP = 1 / 3
@@ -195,12 +197,11 @@ def run_loop(
     *,
     validate: Callable[[], dict[str, float]] | None = None,
     before_epoch: Callable[[int], None] = lambda epoch: None,
-    checkpoint_seconds: float = 60.0,
 ) -> None:
     """Run `t` to its last epoch; `validate` returns scores for the epoch's row.
 
-    control: is told each step with loss and rates, and each epoch with its row. checkpoint_seconds:
-    time between checkpoints; one is also written after every epoch.
+    control: is told each step with loss and rates, and each epoch with its row. Checkpoints are
+    written every `CHECKPOINT_SECONDS`, and after every epoch.
     """
     control = control or Control()
     steps, device, folder = len(feed), device_of(t.model), control.checkpoints
@@ -219,7 +220,6 @@ def run_loop(
             began = saved - t.seconds  # before an interruption, too
             embeddings, asked = None, False
             for batch in feed(t.epoch, t.step):
-                batch = batch._replace(inputs=batch.inputs.to(device, non_blocking=True))
                 set_rates(t.optimizer, t.schedule, t.epoch + t.step / steps, t.epochs)
                 seed(_step_seed(t.seed, t.epoch * steps + t.step) + rank())
                 loss, embeddings = train_step(model, t.criterion, t.optimizer, batch)
@@ -228,7 +228,7 @@ def run_loop(
                 rates = {f"lr/{group['name']}": group["lr"] for group in t.optimizer.param_groups}
                 done = t.epoch * steps + t.step
                 control.tell("step", {"loss": loss} | rates, step=done, epoch=t.epoch)
-                asked, due = any_true(control.stop(), time.monotonic() - saved > checkpoint_seconds)
+                asked, due = any_true(control.stop(), time.monotonic() - saved > CHECKPOINT_SECONDS)
                 if t.step == steps:
                     break  # the epoch's row is written first: it needs the last embeddings
                 control.progress(what, done, t.epochs * steps)
@@ -320,7 +320,9 @@ def train_step(
 ) -> tuple[float, Tensor]:
     """Update once; return the loss before it and the embeddings. Raise before a NaN can spread."""
     optimizer.zero_grad()
-    embeddings = gather(model(batch.inputs.to(device_of(model))), len(batch.indices))
+    embeddings = gather(
+        model(batch.inputs.to(device_of(model), non_blocking=True)), len(batch.indices)
+    )
     loss = batch_loss(criterion, embeddings, batch.labels)
     value = loss.item()
     if not math.isfinite(value):

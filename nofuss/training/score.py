@@ -34,7 +34,7 @@ log = logging.getLogger("nofuss")
 class SearchRules(NamedTuple):
     """How a run searches, as held-out classes say; None where these are too few."""
 
-    strangers: list[float] | None = None
+    unknown: list[float] | None = None
     """How near held-out items are to the other classes: quantiles, see ranking/open_set.py."""
     rerank: Rerank | None = None
     """None also where nothing is gained by it."""
@@ -50,18 +50,18 @@ def search_rules(
     whole, val, settings, head = task.whole, task.split.val, task.settings, fit.head
     if whole.by_links:  # two groups may be of one class, so no distance tells them apart
         return SearchRules()
-    embeddings, labels, strangers = [], [], None
+    embeddings, labels, unknown = [], [], None
     if len(val) and not settings.is_fixed:  # an index of the run has these classes, and tells
         embeddings, labels = [vectors[val]], [torch.from_numpy(whole.labels[val])]
     elif head is not None and (settings.is_fixed or not settings.epochs):
         embeddings, labels = head.held_out(), _labels_of_folds(task, head)
-        strangers = head.strangers()
+        unknown = head.unknown()
     rerank = None
     if settings.rerank == "auto":
         rerank = choose_reranking(embeddings, labels, progress=progress)
     if rerank is not None:
         log.debug(rerank.describe())
-    return SearchRules(strangers, rerank if rerank is not None and rerank.on else None)
+    return SearchRules(unknown, rerank if rerank is not None and rerank.on else None)
 
 
 def score(

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from nofuss.config import Options, Preset, Settings, check_limits
 from nofuss.data.open import TEST_FRACTION, TrainingData
 from nofuss.errors import RunError, UsageError
-from nofuss.losses import INSTANCE_LOSSES
+from nofuss.losses import INSTANCE_LOSSES, PROXY_LOSSES
+from nofuss.losses.instance_loss import InstanceLoss
 from nofuss.model.backbones import BESIDE, OWN, Backbone
 from nofuss.model.stages import ALL, check_unfreeze
 
@@ -264,17 +265,20 @@ def _by_backbone(
 def _by_loss(values: Layer, asked: Layer, preset: Preset, data: TrainingData) -> Layer:
     """Return proxies and items per class that the loss wants, and its scale or free norms."""
     layer: Layer = {}
-    loss, over_instances = values["loss"], values["loss"] in INSTANCE_LOSSES
+    of_proxies = PROXY_LOSSES.get(values["loss"])
+    of_instances = INSTANCE_LOSSES.get(values["loss"])
     if "proxies_per_class" not in asked:
-        layer["proxies_per_class"] = 10.0 if loss == "soft-triple" else 1.0
+        layer["proxies_per_class"] = 1.0 if of_proxies is None else of_proxies.usual_proxies
     if "per_class" not in asked:
         is_chosen = values["assignment"] in ("dynamic", "matched")  # by the items of the batch
-        some = 4 if data.collection.is_labelled and (over_instances or is_chosen) else 0
-        layer["per_class"] = 2 if loss == "n-pairs" else some
-    if preset == "paper" and "scale" not in asked and loss in ("proxy-nca", "proxy-triplet"):
-        layer["free_norms"] = True
-    if "scale" not in asked and ("free_norms" in asked or loss not in ("proxy-nca", "proxy-nca++")):
-        layer["scale"] = None  # other losses have a scale of their own
+        some = InstanceLoss.per_class if is_chosen else 0
+        some = some if of_instances is None else of_instances.per_class
+        layer["per_class"] = some if data.collection.is_labelled else 0
+    if "scale" not in asked:
+        if preset == "paper" and of_proxies is not None and of_proxies.free_norms:
+            layer["free_norms"] = True
+        if "free_norms" in asked or of_proxies is None or of_proxies.own_scale:
+            layer["scale"] = None
     return layer
 
 

@@ -50,7 +50,7 @@ from nofuss.run.directory import FROM_PYTHON, Run, continue_run, create_run, not
 from nofuss.run.proxies import RunEmbeddings, RunProxies, sample_by_class
 from nofuss.search.search import RERANK
 from nofuss.search.update import index_trained
-from nofuss.search.verdict import STRANGERS
+from nofuss.search.verdict import UNKNOWN
 from nofuss.training.callbacks import (
     Callback,
     Control,
@@ -58,12 +58,12 @@ from nofuss.training.callbacks import (
     flat_numbers,
     stop_on_signals,
 )
+from nofuss.training.choose_networks import choose_networks
 from nofuss.training.criterion import check_loss
 from nofuss.training.feed import class_count
 from nofuss.training.finetune import Fit, Task, fit_fixed, train_network
 from nofuss.training.network import apply_settings, build_model
 from nofuss.training.score import check_sides, method_of, score, search_rules
-from nofuss.training.selection import choose_networks
 from nofuss.training.settings import FREE, agree, head_dim, preset_of, resolve
 
 log = logging.getLogger("nofuss")
@@ -141,7 +141,7 @@ def finish(
     """
     progress, vectors = control.progress, normalize(raw)
     rules, shown = search_rules(task, fit, vectors, progress=progress), to_show(task, fit, raw)
-    chosen = {STRANGERS: rules.strangers, RERANK: rules.rerank and to_json(rules.rerank)}
+    chosen = {UNKNOWN: rules.unknown, RERANK: rules.rerank and to_json(rules.rerank)}
     chosen[LICENCES] = licences(fit.embedder.backbone) if task.settings.weights is None else None
     about: dict[str, Any] = {
         "class_names": _class_names(task, task.split.train),
@@ -151,7 +151,7 @@ def finish(
         encoder = Encoder(fit.embedder, digest=model, **about)
         found = Encoded(vectors, normalize(features))
         index_trained(run, encoder, task.whole, found, sides(task), progress=progress)
-        shown.kept.save(run.path, model)
+        shown.proxies.save(run.path, model)
     clear(run.index, model)
     cache_graph(fit.embedder, progress=progress)
     scores = score(task, fit, vectors, x, rules, progress=progress)
@@ -239,11 +239,11 @@ def to_show(task: Task, fit: Fit, raw: Tensor) -> RunEmbeddings:
     few = sample_by_class(labels, seed=task.settings.seed)
     rows = split.train[few]
     own = torch.from_numpy(labels[few]) if task.whole.is_labelled else None
-    proxies, assignment, scale = _proxies(fit.criterion, raw[rows], own)
-    kept = RunProxies(proxies.numpy(), rows, assignment.numpy(), scale)
+    directions, assignment, scale = _proxies(fit.criterion, raw[rows], own)
+    proxies = RunProxies(directions.numpy(), rows, assignment.numpy(), scale)
     shown = np.arange(len(task.whole)) if split.by_folds else split.test
     vectors, sample = (normalize(raw[each]).numpy() for each in (shown, rows))
-    return RunEmbeddings(vectors, shown, sample, kept, split.by_folds)
+    return RunEmbeddings(vectors, shown, sample, proxies, split.by_folds)
 
 
 def _proxies(

@@ -205,10 +205,10 @@ def test_nothing_similar(run: Path, tmp_path: Path, capsys: Capture) -> None:
     main(["index", str(run), str(tmp_path / "few"), "--remove"])
     left = index_of(run).about.open_set
     assert left is not None
-    assert (left.items, left.classes, left.strangers) == (8, 1, None)
+    assert (left.items, left.classes, left.unknown) == (8, 1, None)
 
 
-@pytest.mark.parametrize("name", ["strangers", "rerank"])
+@pytest.mark.parametrize("name", ["unknown", "rerank"])
 def test_what_nofuss_did_not_write_is_one_line(
     name: str, run: Path, data: Path, capsys: Capture
 ) -> None:

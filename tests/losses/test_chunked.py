@@ -61,6 +61,7 @@ def test_gradients_add_up_over_calls_and_over_a_retained_graph(name: str) -> Non
     torch.testing.assert_close(p.grad, 3 * once)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", FORMS)
 def test_only_the_gradients_that_are_needed(name: str) -> None:
     x, positive, p = batch(9, 8, 50)
@@ -70,6 +71,7 @@ def test_only_the_gradients_that_are_needed(name: str) -> None:
     torch.testing.assert_close((dx, dp), both)
 
 
+@pytest.mark.usefixtures("threads")
 def test_steps_that_share_a_workspace_do_not_disturb_each_other() -> None:
     """The buffer of one step serves the next; never while a backward may still read it."""
     batches, work = [batch(4, 3, 9, seed=i) for i in (1, 2)], Workspace()
@@ -86,12 +88,24 @@ def test_steps_that_share_a_workspace_do_not_disturb_each_other() -> None:
         torch.testing.assert_close(gradients(i, loss), expected[i], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.usefixtures("threads")
 def test_memory_of_inference_mode_is_not_trained_with() -> None:
     x, positive, p = batch(6, 5, 11)
     work = Workspace()
     with torch.inference_mode():
         in_chunks("nca", x, positive, p, work=work)
     assert torch.autograd.grad(in_chunks("nca", x, positive, p, work=work), p)[0].isfinite().all()
+
+
+def test_a_small_batch_and_a_step_without_gradients_leave_the_block_to_the_next() -> None:
+    criterion = ProxyNCA(7000, 5, seed=0)
+    step(criterion, torch.randn(4, 5), torch.arange(4))
+    found = {use: block.data_ptr() for use, block in criterion._work._blocks.items()}
+    step(criterion, torch.randn(2, 5), torch.arange(2))
+    with torch.no_grad():
+        criterion(torch.randn(4, 5), torch.arange(4))
+    step(criterion, torch.randn(4, 5), torch.arange(4))
+    assert {use: block.data_ptr() for use, block in criterion._work._blocks.items()} == found
 
 
 def test_a_workspace_belongs_to_its_criterion_alone() -> None:

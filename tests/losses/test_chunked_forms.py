@@ -1,7 +1,7 @@
 """The chunked forms against slow loops and the plain forms, at the corners of chunks."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -103,16 +103,6 @@ def slow_loss(name: str, c: Tensor, positive: list[int], scale: float) -> float:
             top = max(others)
             total += top + math.log(sum(math.exp(v - top) for v in others)) - logits[y]
     return total / len(positive)
-
-
-@pytest.fixture(params=[1, 3], ids=["one thread", "three threads"])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Threads that sleep, so that each visits proxies of its own."""
-    monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
-    before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("threads")

@@ -102,6 +102,7 @@ def test_first_and_second_derivatives_over_proxies(name: str) -> None:
     assert torch.autograd.gradgradcheck(loss, inputs)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", FORMS)
 def test_first_and_second_derivatives_of_the_walks(name: str) -> None:
     p = torch.randn(5, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
@@ -131,6 +132,7 @@ def test_first_and_second_derivatives_over_instances(name: str) -> None:
     assert torch.autograd.gradgradcheck(lambda x: criterion(x, LABELS), x)
 
 
+@pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("name", CASES)
 def test_torch_func_sees_the_plain_form(name: str) -> None:
     criterion = CASES[name]().double()
@@ -176,6 +178,7 @@ def test_compiles_as_one_graph(name: str) -> None:
     torch.testing.assert_close(found, torch.autograd.grad(losses[1], (x, same.proxies)))
 
 
+@pytest.mark.usefixtures("threads")
 def test_batched_gradients_of_a_fused_loss() -> None:
     x, criterion = points().requires_grad_(), ProxyNCA(4, 3, seed=0).double()
     loss = criterion(x, LABELS)

@@ -20,7 +20,7 @@ from nofuss.losses.proxy_loss import ProxyLoss, ProxyOptions, proxy_logits
 from nofuss.losses.proxy_nca import ProxyNCA
 from nofuss.losses.proxy_triplet import ProxyTriplet
 from nofuss.losses.soft_triple import SoftTriple
-from nofuss.proxies.assignment import Dynamic, Fractional, Several, Static
+from nofuss.proxies.assignment import Dynamic, Fractional, ProxyTriplets, Several, Static
 
 
 def test_one_float32_parameter_named_proxies() -> None:
@@ -174,6 +174,20 @@ def test_state_dict_round_trip(
         assert torch.equal(after.state_dict()[key], value)
     assert torch.equal(after(*batch), before(*batch))
     assert torch.equal(after.assign(*batch), before.assign(*batch))
+
+
+def test_a_loss_needs_no_more_than_its_formula() -> None:
+    class Nearest(ProxyLoss):
+        def _losses(self, x: Tensor, p: Tensor, triplets: ProxyTriplets) -> Tensor:
+            return 1 - (x * p[triplets.positive]).sum(1)
+
+    x, labels = torch.randn(256, 64, requires_grad=True), torch.arange(256)
+    for classes in (256, 2000):  # from 500 on, others compute in chunks
+        loss = Nearest(classes, 64, scale=1.0, seed=0)(x, labels)
+        (gradient,) = torch.autograd.grad(loss, x)
+        assert gradient.isfinite().all()
+    with pytest.raises(ValueError, match="no fused form"):
+        Nearest(9, 64, scale=1.0, fused=True)
 
 
 @pytest.mark.parametrize("name", PROXY_LOSSES)

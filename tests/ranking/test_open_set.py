@@ -31,7 +31,7 @@ def cosines(query: Tensor, groups: list[Tensor]) -> list[float]:
     return sorted((float(query @ mean_of(group)) for group in groups if len(group)), reverse=True)
 
 
-@pytest.mark.parametrize("kind", ["outside", "item", "stranger"])
+@pytest.mark.parametrize("kind", ["outside", "item", "unknown"])
 @pytest.mark.parametrize("product", [2**24, 30])  # all at once, and one query at a time
 def test_near_and_far_by_a_loop(kind: str, product: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_set, "_PRODUCT", product)
@@ -40,15 +40,15 @@ def test_near_and_far_by_a_loop(kind: str, product: int, monkeypatch: pytest.Mon
     sums = class_sums(x, labels)
     for i in range(len(x)):
         others = torch.arange(len(x)) != i if kind == "item" else torch.ones(len(x), dtype=bool)
-        if kind == "stranger":
+        if kind == "unknown":
             others = labels != labels[i]
         best = cosines(x[i], [x[others & (labels == c)] for c in range(12)])
         own = None if kind == "outside" else labels[i : i + 1]
         one = x[i : i + 1]
-        is_stranger = kind == "stranger"
-        found = float(near(one, sums, own, stranger=is_stranger))
+        is_unknown = kind == "unknown"
+        found = float(near(one, sums, own, unknown=is_unknown))
         assert found == pytest.approx(sum(best[1:6]) / 10 - best[0], abs=1e-5)
-        if not is_stranger:
+        if not is_unknown:
             assert float(far(one, sums, own)) == pytest.approx(1 - best[0], abs=1e-5)
     own = labels.clone()
     own[::2] = -1  # some are items, the others come from outside
@@ -59,7 +59,7 @@ def test_near_and_far_by_a_loop(kind: str, product: int, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("classes", [1, 2, 3, 4, 6, 7])
 def test_few_classes_have_as_many_rivals_as_there_are(classes: int) -> None:
-    """A stranger, whose class is left out, is compared with as many as a query."""
+    """An unknown item, whose class is left out, is compared with as many as a query."""
     x, labels = clumps(classes, 5, noise=1.0)
     sums = class_sums(x, labels)
     best = cosines(x[0], [x[labels == c] for c in range(classes)])
@@ -70,7 +70,7 @@ def test_few_classes_have_as_many_rivals_as_there_are(classes: int) -> None:
         left = cosines(x[0], [x[labels == c] for c in range(1, classes)])
         rivals = left[1 : 1 + max(0, min(5, classes - 2))]
         expected = (np.mean(rivals) / 2 if rivals else 0) - left[0]
-        found = near(x[:1], sums, labels[:1], stranger=True)
+        found = near(x[:1], sums, labels[:1], unknown=True)
         assert float(found) == pytest.approx(expected, abs=1e-5)
 
 
@@ -80,8 +80,8 @@ def test_limits_hold_for_new_items(classes: int, each: int) -> None:
     x, labels = clumps(classes, 2 * each, noise=0.7, dim=64)
     index = torch.arange(len(x)) % 2 == 0
     sums = class_sums(x[index], labels[index])
-    strangers = near(x[index], sums, labels[index], stranger=True)
-    found = OpenSet.of(x[index], labels[index], quantiles(strangers, classes))
+    unknown = near(x[index], sums, labels[index], unknown=True)
+    found = OpenSet.of(x[index], labels[index], quantiles(unknown, classes))
     assert found is not None
     rejected = float((far(x[~index], sums) > found.far_limit).double().mean())
     assert rejected == pytest.approx(0.05, abs=0.07)
@@ -94,9 +94,7 @@ def test_limits_hold_for_new_items(classes: int, each: int) -> None:
     if classes >= 4:
         known = near(x[~index], sums)
         assert float((known <= found.near_limit).double().mean()) > 0.8
-        assert float((strangers <= found.near_limit).double().mean()) == pytest.approx(
-            0.1, abs=0.02
-        )
+        assert float((unknown <= found.near_limit).double().mean()) == pytest.approx(0.1, abs=0.02)
 
 
 def test_items_without_a_class_are_classes_of_their_own() -> None:
@@ -104,7 +102,7 @@ def test_items_without_a_class_are_classes_of_their_own() -> None:
     x, _ = clumps(20, 3, noise=0.1)
     found = OpenSet.of(x, torch.arange(60), None)
     assert found is not None
-    assert (found.items, found.classes, found.strangers) == (60, 60, None)
+    assert (found.items, found.classes, found.unknown) == (60, 60, None)
     assert found.far_limit < 0.1
 
 
@@ -121,11 +119,11 @@ def test_items_without_a_class_are_classes_of_their_own() -> None:
         (1.0, "unsure", "nearly all"),
     ],
 )
-def test_sentences_say_how_many_strangers_look_as_similar(
+def test_sentences_say_how_many_unknown_items_look_as_similar(
     fraction: float, match: str, sentence: str
 ) -> None:
     rule = OpenSet(0.5, quantiles(torch.linspace(-1, 0, 1001), 9), 100, 9)
-    value = fraction - 1  # of strangers that are evenly spread
+    value = fraction - 1  # of unknown items that are evenly spread
     assert rule.fraction(value) == pytest.approx(fraction)
     found, said = rule.judge(0.4, value)
     assert found == match
@@ -134,10 +132,10 @@ def test_sentences_say_how_many_strangers_look_as_similar(
     assert rule.judge(0.6, value)[0] == "nothing"
 
 
-def test_without_strangers_nothing_is_a_good_match() -> None:
+def test_without_unknown_items_nothing_is_a_good_match() -> None:
     x, labels = clumps(3, 6, noise=0.1)
     sums = class_sums(x, labels)
-    rule = OpenSet.of(x, labels, quantiles(near(x, sums, labels, stranger=True), 3))
+    rule = OpenSet.of(x, labels, quantiles(near(x, sums, labels, unknown=True), 3))
     assert rule is not None
     assert rule.near_limit is None
     assert rule.judge(0.0, -1.0)[0] == "unsure"
@@ -155,8 +153,8 @@ def test_too_few_items_say_nothing() -> None:
     "change",
     [
         {"far_limit": math.nan},
-        {"strangers": []},
-        {"strangers": ["a"] * 41},
+        {"unknown": []},
+        {"unknown": ["a"] * 41},
     ],
 )
 def test_foreign_values_are_refused(change: dict[str, object]) -> None:

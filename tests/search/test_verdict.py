@@ -62,15 +62,15 @@ def test_numbers_are_those_of_the_rule() -> None:
     codes = torch.arange(9).repeat_interleave(6)
     half = features.half().float()  # as they are kept
     sums, learned = class_sums(half, codes), class_sums(x, codes)
-    strangers = near(x, learned, codes, stranger=True)
-    assert rule.strangers == pytest.approx(quantiles(strangers, 9), abs=1e-5)
+    unknown = near(x, learned, codes, unknown=True)
+    assert rule.unknown == pytest.approx(quantiles(unknown, 9), abs=1e-5)
     limit = float(np.quantile(far(half, sums, codes).numpy(), 0.95))
     assert rule.far_limit == pytest.approx(limit, abs=1e-5)
     [query] = queries_of(index, Encoded(x[:1], features[:1]))
     [found] = judged(index, [query])
     assert query.far == pytest.approx(float(far(features[:1], sums)), abs=1e-5)
     assert found.numbers["near"] == pytest.approx(float(near(x[:1], learned)), abs=1e-5)
-    assert found.numbers["strangers"] == rule.fraction(found.numbers["near"])
+    assert found.numbers["unknown_fraction"] == rule.fraction(found.numbers["near"])
     answer = search(index, encoder(), query, 3)
     assert (answer.match, answer.sentence) == (found.match, found.sentence)
     assert dict(answer.numbers) == dict(found.numbers)
@@ -107,27 +107,27 @@ def test_what_is_added_removed_and_relabelled_counts_at_once() -> None:
     assert found is not None
     assert expected is not None
     assert found.far_limit == pytest.approx(expected.far_limit, abs=1e-6)
-    assert found.strangers == pytest.approx(expected.strangers, abs=1e-6)
+    assert found.unknown == pytest.approx(expected.unknown, abs=1e-6)
 
 
 def test_of_trained_classes_the_folds_tell() -> None:
     x, features, labels = items(12, 6)
-    of_folds = open_set().strangers
+    of_folds = open_set().unknown
     names = sorted({label for label in labels if label})
     index = indexed(x, features, labels)
-    trained = calibrated(index, encoder(*names, strangers=of_folds)).open_set
+    trained = calibrated(index, encoder(*names, unknown=of_folds)).open_set
     assert trained is not None
-    assert trained.strangers == pytest.approx(of_folds, abs=1e-6)
+    assert trained.unknown == pytest.approx(of_folds, abs=1e-6)
     unknown = calibrated(index, encoder(*names)).open_set  # no folds: nothing is a good match
     assert unknown is not None
-    assert unknown.strangers is None
-    unseen = calibrated(index, encoder("others", strangers=of_folds)).open_set
+    assert unknown.unknown is None
+    unseen = calibrated(index, encoder("others", unknown=of_folds)).open_set
     assert unseen == calibrated(index, encoder()).open_set
-    some = calibrated(index, encoder(*names[3:], strangers=of_folds)).open_set  # 18 new items
+    some = calibrated(index, encoder(*names[3:], unknown=of_folds)).open_set  # 18 new items
     assert some is not None
-    assert some.strangers not in (None, trained.strangers, unseen.strangers if unseen else None)
-    with pytest.raises(RunError, match="holds strangers that nofuss did not write"):
-        calibrated(index, encoder(*names, strangers=[1]))
+    assert some.unknown not in (None, trained.unknown, unseen.unknown if unseen else None)
+    with pytest.raises(RunError, match="holds unknown that nofuss did not write"):
+        calibrated(index, encoder(*names, unknown=[1]))
 
 
 def test_without_labels_each_item_is_a_class() -> None:
@@ -135,7 +135,7 @@ def test_without_labels_each_item_is_a_class() -> None:
     index = committed(indexed(x, features, [None] * 60))
     rule = index.about.open_set
     assert rule is not None
-    assert (rule.classes, rule.strangers, index.about.relatives) == (60, None, None)
+    assert (rule.classes, rule.unknown, index.about.relatives) == (60, None, None)
     assert set(words(index, x, features)) == {"unsure"}
     far_off = normalize(torch.eye(32)[16:] - 1)
     assert set(words(index, x[:16], far_off)) == {"nothing"}

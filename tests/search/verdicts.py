@@ -13,9 +13,9 @@ from nofuss.search.verdict import with_features
 
 
 def open_set(**changes: object) -> OpenSet:
-    """Items within 0.5 of a class mean, strangers that are nearer than −0.6 in one case of ten."""
-    strangers = np.linspace(-0.66, -0.06, 41).tolist()
-    values = {"far_limit": 0.5, "strangers": strangers, "items": 100, "classes": 10}
+    """Items within 0.5 of a class mean, unknown ones nearer than −0.6 in one case of ten."""
+    unknown = np.linspace(-0.66, -0.06, 41).tolist()
+    values = {"far_limit": 0.5, "unknown": unknown, "items": 100, "classes": 10}
     return read_as(OpenSet, values | changes)
 
 

@@ -135,8 +135,11 @@ def test_a_stop_during_validation_is_heeded_at_the_epochs_end(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-4.safetensors"]
 
 
-def test_checkpoints_by_time_and_by_epoch(tmp_path: Path, feed: Pictures) -> None:
-    run_loop(make_training(), feed, Control(checkpoints=tmp_path), checkpoint_seconds=0)
+def test_checkpoints_by_time_and_by_epoch(
+    tmp_path: Path, feed: Pictures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nofuss.training.loop.CHECKPOINT_SECONDS", 0)
+    run_loop(make_training(), feed, Control(checkpoints=tmp_path))
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "step-11.safetensors",
         "step-12.safetensors",

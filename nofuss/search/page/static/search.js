@@ -77,8 +77,8 @@ function drawVerdict(isSearch) {
   const figures = [`Searched in ${answer.searching_ms.toFixed(1)} ms`];
   if (answer.embedding_ms) figures.push(`the picture embedded in ${answer.embedding_ms.toFixed(0)} ms`);
   if (results.length) figures.unshift(`The nearest is at distance ${Math.min(...results.map((r) => r.distance)).toFixed(3)}`);
-  const { far, far_limit: limit, strangers } = answer.open_set;
-  if (strangers !== null && strangers !== undefined) figures.unshift(`${(100 * strangers).toFixed(0)}% of unrelated pictures look this similar`);
+  const { far, far_limit: limit, unknown_fraction: unknown } = answer.open_set;
+  if (unknown !== null && unknown !== undefined) figures.unshift(`${(100 * unknown).toFixed(0)}% of unrelated pictures look this similar`);
   if (far !== null && far !== undefined) figures.unshift(`1 − cosine to the nearest class mean is ${far.toFixed(3)}, the limit ${limit.toFixed(3)}`);
   if (likely) figures.unshift(`${likely.votes} of the first ${likely.voters} are ${leaf(likely.label)}`);
   $("figures").textContent = `${figures.join(". ")}.`;

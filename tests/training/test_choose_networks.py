@@ -19,8 +19,8 @@ from nofuss.model.embedder import for_inference
 from nofuss.model.features import multiplications
 from nofuss.run.directory import Run
 from nofuss.search.page.state import open_state
+from nofuss.training.choose_networks import pick, try_networks
 from nofuss.training.folds import class_folds
-from nofuss.training.selection import pick, try_networks
 from tests.asked import settings_of
 from tests.search.serving import serving
 from tests.tiny_run import scene
