@@ -9,6 +9,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from functools import cache
 from typing import TypeVar
 
@@ -21,6 +22,17 @@ R = TypeVar("R")
 def they_sleep() -> bool:
     """Return whether torch's threads sleep between operations, as our commands have them."""
     return os.environ.get("OMP_WAIT_POLICY", "").upper() == "PASSIVE"
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Let torch compute with one core in this thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def blocks(start: int, stop: int, size: int) -> Iterator[slice]:
@@ -54,16 +66,17 @@ def map_in_threads(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
     """
     threads, mode = torch.get_num_threads(), torch.is_inference_mode_enabled()
     rest, results = iter(enumerate(parts)), dict[int, R]()
-
-    def work_alone() -> None:
-        torch.set_num_threads(1)
-        with torch.inference_mode(mode), torch.no_grad():  # both are each thread's own
-            for i, part in rest:
-                results[i] = work(part)
-
     if len(parts) < 2 or threads < 2:
         with torch.no_grad():
             return [work(part) for part in parts]
+
+    def work_alone() -> None:
+        # Modes are each thread's own. The cores are given back: else threads that start later
+        # would have one.
+        with one_core(), torch.inference_mode(mode), torch.no_grad():
+            for i, part in rest:
+                results[i] = work(part)
+
     others = [_pool().submit(work_alone) for _ in range(min(threads, len(parts)) - 1)]
     try:
         work_alone()
@@ -71,7 +84,7 @@ def map_in_threads(work: Callable[[P], R], parts: Sequence[P]) -> list[R]:
         deque(rest, maxlen=0)
         begun = [other for other in others if not other.cancel()]
         wait(begun)
-        torch.set_num_threads(threads)  # else threads that start later would have one core
+        torch.set_num_threads(threads)
     for other in begun:
         other.result()  # raises what it raised
     return [results[i] for i in range(len(parts))]

@@ -7,8 +7,8 @@ decoded is an error, or stands in the result beside those that can.
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from nofuss.data.sampling import Indices, in_order
 from nofuss.data.scan import note_looks
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
+from nofuss.distributed.threads import one_core
 from nofuss.geometry import as_tensor
 from nofuss.model.backbones import Backbone, evaluating, joined
 from nofuss.model.onnx import OnnxNetwork, accelerate, random_inputs
@@ -273,21 +274,11 @@ def extract(
         return result
 
     threads = torch.get_num_threads() if in_onnx else 0  # so that no thread waits for a batch's end
-    with evaluating(backbone), _one_torch_thread() if in_onnx else nullcontext():
+    # With onnxruntime on all cores, torch has one: its waiting threads would spin.
+    with evaluating(backbone), one_core() if in_onnx else nullcontext():
         for found in ahead(run, batches, threads, waiting=threads):
             out[done : done + len(found)] = found
             done += len(found)
             advance(done)
     assert done == count
     return out
-
-
-@contextmanager
-def _one_torch_thread() -> Iterator[None]:
-    """Use one torch thread, so that onnxruntime has the cores: waiting torch threads spin."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

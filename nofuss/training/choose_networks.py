@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nofuss.distributed import processes
 from nofuss.distributed.device import device_of
+from nofuss.distributed.threads import map_in_threads
 from nofuss.evaluate.intervals import paired_difference
 from nofuss.evaluate.protocol import QueryScores, pooled
 from nofuss.model.backbones import (
@@ -158,9 +159,11 @@ def _described(
 def fold_scores(x: Tensor, labels: Tensor, folds: Sequence[Fold]) -> QueryScores:
     """Return the scores of the closed form of features x (N, F) on classes that it has not seen."""
     projection = project(x, sample_rows(labels, torch.arange(len(x)), EXACT), DIRECTIONS)
-    recipes, found = Recipes(projection(x), labels, folds, projection.root, None), []
-    for k, fold in enumerate(folds):
-        sums, rows = recipes.sums(without=k), sample_rows(labels, fold.held_out, SCORED_ITEMS)
+    recipes = Recipes(projection(x), labels, folds, projection.root, None)
+
+    def score(k: int) -> QueryScores:
+        sums, rows = recipes.sums(without=k), sample_rows(labels, folds[k].held_out, SCORED_ITEMS)
         z = (recipes.z[rows] - sums.mean) @ closed_form(sums, Recipe(projection.root))
-        found.append(query_scores(z, labels[rows]))
-    return pooled(found)
+        return query_scores(z, labels[rows])
+
+    return pooled(map_in_threads(score, range(len(folds))))

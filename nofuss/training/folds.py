@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nofuss.data.split import FEWEST_CLASSES
+from nofuss.distributed.threads import map_in_threads
 from nofuss.evaluate.protocol import QueryScores, scorable
 from nofuss.geometry import normalize
 from nofuss.model.whitening import ClassSums, Recipe, closed_form
@@ -160,12 +161,17 @@ class Recipes:
 
     def _score(self, candidates: Sequence[tuple[Recipe, int]]) -> None:
         """Keep the mean objective of every held-out class by each candidate, fold by fold."""
-        for recipe, dim in candidates:
-            found = self._scores[recipe, dim] = []
-            for k, fold in enumerate(self.folds):
-                sums, rows = self.sums(without=k), sample_rows(self.labels, fold.held_out, SAMPLE)
+
+        def score(k: int) -> list[Tensor]:
+            sums, found = self.sums(without=k), []
+            rows = sample_rows(self.labels, self.folds[k].held_out, SAMPLE)
+            for recipe, dim in candidates:
                 # All directions give the same cosines however they are turned.
                 m = closed_form(sums, recipe, None if dim == self.z.shape[1] else dim)
                 scores = query_scores((self.z[rows] - sums.mean) @ m, self.labels[rows])
                 group = torch.unique(scores.labels, return_inverse=True)[1]
                 found.append(torch.bincount(group, scores.objective) / torch.bincount(group))
+            return found
+
+        by_fold = map_in_threads(score, range(len(self.folds)))
+        self._scores |= {each: [*of] for each, *of in zip(candidates, *by_fold, strict=True)}

@@ -114,6 +114,25 @@ def test_the_recipe_that_fits_is_found() -> None:
     assert dim == 16
 
 
+def test_scores_do_not_depend_on_the_number_of_threads() -> None:
+    x, labels = (
+        torch.randn(96, 12, generator=torch.Generator().manual_seed(0)),
+        torch.arange(96) // 4,
+    )
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            recipes = recipes_of(x, labels)
+            bests = recipes.best(), recipes.best(without=1)
+            found.append((bests, {each: torch.cat(s) for each, s in recipes._scores.items()}))
+    finally:
+        torch.set_num_threads(before)
+    (first, scores), (second, others) = found
+    assert first == second
+    torch.testing.assert_close(scores, others, rtol=0, atol=0)
+
+
 def test_of_equal_recipes_the_first_wins() -> None:
     x, labels = vectors(noise=0.0)
     x = torch.cat([x[:, :8], x[:, :8]], 1)  # classes are points: every shrinkage finds all
