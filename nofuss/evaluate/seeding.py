@@ -13,11 +13,12 @@ import math
 import torch
 from torch import Tensor
 
-from nofuss.distributed.threads import blocks
+from nofuss.distributed.threads import blocks, map_in_threads
 from nofuss.geometry import squared_distances
 
 PRODUCT = 2**18  # numbers of a product, 1 MB: few candidates are compared with many vectors at once
 BATCH = 256  # most seeds drawn at once
+PART = 2**19  # products from which on a thread more saves more than it costs
 SMALL = 256  # seeds already there for each that is drawn at once; with 64, tiny clusters are missed
 
 
@@ -60,21 +61,37 @@ def _draw(weights: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 def _gains(left: Tensor, right: Tensor) -> Tensor:
     """Return by how much Σ D² would fall with each candidate as a seed, (C,)."""
-    gains = left.new_zeros(len(left))
     size = PRODUCT // len(left)
-    ones, buffer = left.new_ones(size), left.new_empty(PRODUCT)
-    for cols in blocks(0, len(right), size):
-        c = cols.stop - cols.start
-        fall = torch.mm(left, right[cols].T, out=buffer[: len(left) * c].view(-1, c))
-        gains.addmv_(fall.clamp_min_(0), ones[:c])
-    return gains
+    ones = left.new_ones(size)
+
+    def gains(points: slice) -> Tensor:
+        found, buffer = left.new_zeros(len(left)), left.new_empty(size * len(left))
+        for cols in blocks(points.start, points.stop, size):
+            c = cols.stop - cols.start
+            fall = torch.mm(left, right[cols].T, out=buffer[: len(left) * c].view(-1, c))
+            found.addmv_(fall.clamp_min_(0), ones[:c])
+        return found
+
+    return torch.stack(map_in_threads(gains, _parts(left, right))).sum(0)
 
 
 def _falls(left: Tensor, right: Tensor) -> Tensor:
     """Return by how much D² falls at each point with all candidates as seeds, (N,)."""
+    falls = right.new_empty(len(right))
     size = PRODUCT // len(left)
-    falls = [(left @ right[cols].T).amax(0) for cols in blocks(0, len(right), size)]
-    return torch.cat(falls).clamp_min_(0)
+
+    def fall(points: slice) -> None:
+        for cols in blocks(points.start, points.stop, size):
+            torch.amax(left @ right[cols].T, 0, out=falls[cols])
+
+    map_in_threads(fall, _parts(left, right))
+    return falls.clamp_min_(0)
+
+
+def _parts(left: Tensor, right: Tensor) -> list[slice]:
+    """Return the points in parts for threads: the same on every machine, so that sums are, too."""
+    parts = min(8, max(1, len(left) * len(right) // PART))
+    return [*blocks(0, len(right), -(-len(right) // parts))]
 
 
 def _thin(winners: Tensor, nearest: Tensor, generator: torch.Generator) -> Tensor:
