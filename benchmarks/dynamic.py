@@ -163,11 +163,11 @@ def train(
 
 
 def in_use(criterion: nn.Module) -> float:
-    """Return the share of proxies that the last 100 steps chose."""
+    """Return the fraction of proxies that the last 100 steps chose."""
     if isinstance(criterion, Other):
         return float((criterion.idle < min(100, criterion.step)).float().mean())
     assignment = getattr(criterion, "assignment", None)
-    return assignment.share_in_use() if isinstance(assignment, Dynamic | Balanced) else 1.0
+    return assignment.fraction_in_use() if isinstance(assignment, Dynamic | Balanced) else 1.0
 
 
 def at_start(source: Source) -> str:

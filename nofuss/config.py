@@ -43,7 +43,7 @@ class Preprocessing:
     affine: float = 0.0
     """Strength of small random affine changes in training (0 = none): rotation, scale, shift."""
     zoom: float = field(default=1.0, repr=False)  # no repr: features of centre crops are the same
-    """Least share of a picture's area that a random crop in training shows; 1 does not zoom."""
+    """Least fraction of a picture's area that a random crop in training shows; 1 does not zoom."""
     light: float = field(default=0.0, repr=False)
     """Strength of random changes of brightness and contrast in training (0 = none)."""
     train_size: int | None = field(default=None, repr=False)

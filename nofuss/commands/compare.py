@@ -161,7 +161,7 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, float | N
 
     from nofuss.evaluate.protocol import per_query
     from nofuss.search import Index
-    from nofuss.training.score import among_sides
+    from nofuss.training.score import queries_and_gallery
 
     items = [
         [item for item in Index.load(run.index).items(vectors=True) if item.split in TESTED]
@@ -183,10 +183,10 @@ def _on_own_classes(runs: Sequence[Run]) -> tuple[list[PerQuery], str, float | N
             "add --data DATA with labels, or see `nofuss evaluate` of each"
         )
     labels = np.unique(classes, return_inverse=True)[1]
-    sides, queries = np.array([side for _, side, _ in what[0]]), []
+    splits, queries = np.array([split for _, split, _ in what[0]]), []
     for own in items:
         vectors = torch.stack([item.vector for item in own if item.vector is not None])
-        asked, asked_labels, options = among_sides(vectors, labels, sides)
+        asked, asked_labels, options = queries_and_gallery(vectors, labels, splits)
         queries.append(per_query(asked, asked_labels, **options))
     return queries, "their test classes", None
 

@@ -36,8 +36,8 @@ class Confusion(NamedTuple):
     second: int
     queries: int
     """How many queries of either class have their nearest neighbour in the other."""
-    share: float
-    """These queries as a share of all queries of both classes."""
+    fraction: float
+    """These queries as a fraction of all queries of both classes."""
     example: tuple[int, int]
     """The closest such pair, as positions."""
 
@@ -81,8 +81,8 @@ def confusions(nearest: Neighbours, labels: Rows, *, most: int = 10) -> list[Con
         rows = wrong[kind_of.reshape(-1) == i]
         closest = rows[nearest.distances[rows, 0].argmin()]
         example = int(nearest.queries[closest]), int(nearest.items[closest, 0])
-        share = counts[i] / max(1, queries[a] + queries[b])
-        result.append(Confusion(a, b, int(counts[i]), float(share), example))
+        fraction = counts[i] / max(1, queries[a] + queries[b])
+        result.append(Confusion(a, b, int(counts[i]), float(fraction), example))
     return result
 
 
@@ -103,8 +103,8 @@ def doubtful_labels(nearest: Neighbours, labels: Rows, *, most: int = 200) -> li
             continue
         classes, votes = np.unique(nearer, return_counts=True)
         suggested = int(classes[votes.argmax()])
-        share = CLEARLY_AGREED if len(own) else AGREED
-        if votes.max() < share * min(len(items), sizes[suggested]) or votes.max() < 2:
+        enough = CLEARLY_AGREED if len(own) else AGREED
+        if votes.max() < enough * min(len(items), sizes[suggested]) or votes.max() < 2:
             continue
         places = int(np.flatnonzero(nearer == suggested)[-1]) + 1
         closest = int(np.flatnonzero(nearer == suggested)[0])

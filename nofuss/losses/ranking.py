@@ -24,7 +24,7 @@ def ranking(embeddings: Tensor, labels: Tensor, *, unit_norm: bool = True) -> Te
 
 
 class Ranking(InstanceLoss):
-    """Eq. 2, the share of triplets in the wrong order; it has no gradient.
+    """Eq. 2, the fraction of triplets in the wrong order; it has no gradient.
 
     Embeddings are normalised first, as in every comparison of neighbours here; `unit_norm=False`
     takes distances between them as they are.

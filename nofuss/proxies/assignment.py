@@ -175,7 +175,7 @@ class Dynamic(Assignment):
     A triplet whose p(Z) is empty is left out; if all are, the loss is zero (with a graph).
 
     Proxies that are never the closest get no gradient and stay behind; in the worst case all
-    points share one proxy and nothing is learned. `share_in_use` reports it, and one warning is
+    points share one proxy and nothing is learned. `fraction_in_use` reports it, and one warning is
     given. Under torch.func use is not counted. The number of triplets depends on the values, so
     torch.compile breaks the graph here, and torch.vmap refuses it.
 
@@ -243,8 +243,8 @@ class Dynamic(Assignment):
         columns = linear_sum_assignment(d.repeat(1, rounds).tolist())[1]
         return torch.tensor(columns % self.num_proxies).to(labels)[group]
 
-    def share_in_use(self, window: int = 100) -> float:
-        """Return the share of proxies that were chosen in the last `window` training batches."""
+    def fraction_in_use(self, window: int = 100) -> float:
+        """Return the fraction of proxies that were chosen in the last `window` training batches."""
         seen = min(window, int(self.batches))
         return float((self.idle < seen).float().mean())
 
@@ -260,9 +260,9 @@ class Dynamic(Assignment):
             return
         # Long enough for every proxy to have been chosen ten times, had the choice been even.
         window = max(100, 10 * self.num_proxies // max(1, len(chosen)))
-        if not self._warned and self.batches >= window and self.share_in_use(window) < 0.1:
+        if not self._warned and self.batches >= window and self.fraction_in_use(window) < 0.1:
             self._warned = True
-            used = round(self.share_in_use(window) * self.num_proxies)
+            used = round(self.fraction_in_use(window) * self.num_proxies)
             warnings.warn(
                 f"dynamic assignment is collapsing: {used} of {self.num_proxies} proxies were "
                 f"chosen in the last {window} batches; use assignment='matched' or 'balanced'",
@@ -349,8 +349,8 @@ class Balanced(Assignment):
         except RuntimeError:  # torch.func refuses to change a tensor from outside
             return
 
-    def share_in_use(self) -> float:
-        """Return the share of proxies that some label holds."""
+    def fraction_in_use(self) -> float:
+        """Return the fraction of proxies that some label holds."""
         held = torch.unique(self.proxy_of_label)
         return float((held != FREE).sum()) / self.num_proxies
 

@@ -252,7 +252,7 @@ def confused(items: Items, nearest: Neighbours) -> Section | None:
             "first": names[confusion.first],
             "second": names[confusion.second],
             "queries": confusion.queries,
-            "share": confusion.share,
+            "fraction": confusion.fraction,
         }
         for confusion in confusions(nearest, items.labels)
     ]

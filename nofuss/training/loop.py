@@ -272,7 +272,7 @@ def _health(t: Training, embeddings: Tensor | None) -> dict[str, float]:
             )
     assignment = getattr(t.criterion, "assignment", None)
     if isinstance(assignment, Dynamic | Balanced):
-        health["proxies_in_use"] = assignment.share_in_use()
+        health["proxies_in_use"] = assignment.fraction_in_use()
     return health
 
 

@@ -185,22 +185,22 @@ class Queries(NamedTuple):
 
 def among_themselves(vectors: Tensor, collection: Collection) -> Queries:
     """Search every item among all others, or items marked query among those marked gallery."""
-    check_sides(collection)
-    return among_sides(vectors, collection.known_labels(), collection.split)
+    check_queries_and_gallery(collection)
+    return queries_and_gallery(vectors, collection.known_labels(), collection.split)
 
 
-def among_sides(
+def queries_and_gallery(
     vectors: Tensor, labels: NDArray[np.generic], split: NDArray[np.str_] | None
 ) -> Queries:
-    """Search every item among all others, or those of side query among those of side gallery."""
+    """Search every item among all others, or those marked query among those marked gallery."""
     if split is None or GALLERY not in split:
         return Queries(vectors, labels, {})
-    queries, gallery = (np.flatnonzero(split == side) for side in (QUERY, GALLERY))
+    queries, gallery = (np.flatnonzero(split == name) for name in (QUERY, GALLERY))
     options: RetrievalOptions = {"gallery": vectors[gallery], "gallery_labels": labels[gallery]}
     return Queries(vectors[queries], labels[queries], options)
 
 
-def check_sides(collection: Collection) -> None:
+def check_queries_and_gallery(collection: Collection) -> None:
     """Refuse items marked gallery without items marked query, or with none of their classes."""
     split = collection.split
     if split is None or GALLERY not in split:

@@ -63,7 +63,7 @@ from nofuss.training.criterion import check_loss
 from nofuss.training.feed import class_count
 from nofuss.training.finetune import Fit, Task, fit_fixed, train_network
 from nofuss.training.network import apply_settings, build_model
-from nofuss.training.score import check_sides, method_of, score, search_rules
+from nofuss.training.score import check_queries_and_gallery, method_of, score, search_rules
 from nofuss.training.settings import FREE, agree, head_dim, preset_of, resolve
 
 log = logging.getLogger("nofuss")
@@ -150,7 +150,7 @@ def finish(
     with new_model(run.model, fit.embedder, **about) as model:  # in force at the end of the block
         encoder = Encoder(fit.embedder, digest=model, **about)
         found = Encoded(vectors, normalize(features))
-        index_trained(run, encoder, task.whole, found, sides(task), progress=progress)
+        index_trained(run, encoder, task.whole, found, splits(task), progress=progress)
         shown.proxies.save(run.path, model)
     clear(run.index, model)
     cache_graph(fit.embedder, progress=progress)
@@ -262,7 +262,7 @@ def _proxies(
     return proxies, assignment, None if criterion.scale is None else float(criterion.scale)
 
 
-def sides(task: Task) -> list[str | None]:
+def splits(task: Task) -> list[str | None]:
     """Return what each item was used for, as the index says it."""
     found: list[str | None] = [None] * len(task.whole)
     for name in ("train", "val", "test"):
@@ -336,7 +336,7 @@ def _task(data: TrainingData, settings: Settings, embedder: Embedder) -> Task:
     """Split the data; refuse before a run exists what training or scoring would refuse later."""
     task = Task(data, split_of(data, settings), settings)
     if len(task.split.test) and task.whole.has_classes:
-        check_sides(task.whole.subset(task.split.test))
+        check_queries_and_gallery(task.whole.subset(task.split.test))
     classes = max(2, class_count(task.items))
     check_loss(settings, classes, head_dim(settings, embedder.backbone.features))
     processes.check_same("kinds of device", lambda: device_of(embedder).type)

@@ -25,7 +25,7 @@ def test_confused_classes_by_hand() -> None:
     x = circle(0, 1, 10, 11, 180, 182)
     found = neighbours(x, k=2)
     (pair,) = confusions(found, np.array([0, 1, 0, 1, 2, 2]))
-    assert (pair.first, pair.second, pair.queries, pair.share) == (0, 1, 4, 1.0)
+    assert (pair.first, pair.second, pair.queries, pair.fraction) == (0, 1, 4, 1.0)
     assert set(pair.example) in ({0, 1}, {2, 3})
 
 

@@ -128,7 +128,7 @@ def test_only_matched_labels_learn_from_one_proxy_that_is_closest_to_all(assignm
     used = criterion.assign(head(x)).unique()
     assert isinstance(criterion.assignment, Dynamic)
     assert (len(used) >= 6) == (assignment == "matched")
-    assert (criterion.assignment.share_in_use() == 1) == (assignment == "matched")
+    assert (criterion.assignment.fraction_in_use() == 1) == (assignment == "matched")
 
 
 def nearest(v: Tensor, proxies: Tensor) -> int:
@@ -188,11 +188,11 @@ def collapsed(batches: int) -> ProxyNCA:
     return criterion
 
 
-def test_share_in_use() -> None:
+def test_fraction_in_use() -> None:
     assignment = collapsed(30).assignment
     assert isinstance(assignment, Dynamic)
-    assert assignment.share_in_use() == pytest.approx(1 / 20)
-    assert Dynamic(5).share_in_use() == 0  # nothing was chosen yet
+    assert assignment.fraction_in_use() == pytest.approx(1 / 20)
+    assert Dynamic(5).fraction_in_use() == 0  # nothing was chosen yet
     criterion = collapsed(0).eval()
     criterion(torch.ones(2, 2), torch.tensor([0, 1]))
     assert criterion.assignment.batches == 0, "evaluation does not count"
@@ -200,8 +200,8 @@ def test_share_in_use() -> None:
     corners = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
     for row in (0, 1, 1, 1):
         both.from_triplets(corners[[row]], corners[[row]][:, None], corners)
-    assert both.share_in_use() == 0.5
-    assert both.share_in_use(window=3) == 0.25
+    assert both.fraction_in_use() == 0.5
+    assert both.fraction_in_use(window=3) == 0.25
 
 
 def test_collapse_is_said_once() -> None:
@@ -240,7 +240,7 @@ def test_no_proxy_is_held_by_more_than_one_label_more_than_another(
         assignment.settle(numbers(5, 4, seed=step) + 100, labels, p)
         assert max(uses(assignment)) - min(uses(assignment)) <= 1
     assert assignment.is_settled(torch.arange(classes))
-    assert assignment.share_in_use() == 1
+    assert assignment.fraction_in_use() == 1
 
 
 def test_a_choice_worked_by_hand() -> None:
@@ -282,7 +282,7 @@ def test_evaluation_chooses_nothing_and_is_even() -> None:
     criterion = ProxyNCA(6, 4, proxies_per_class=0.5, assignment="balanced", seed=0).eval()
     criterion(numbers(8, 4), torch.arange(8) % 6)
     assert isinstance(criterion.assignment, Balanced)
-    assert criterion.assignment.share_in_use() == 0
+    assert criterion.assignment.fraction_in_use() == 0
     assert criterion.assign(numbers(6, 4), torch.arange(6)).tolist() == [0, 1, 2, 0, 1, 2]
 
 

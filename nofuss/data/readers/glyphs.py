@@ -41,7 +41,7 @@ FACES = (
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
 SAME = 0.005
-"""Two pictures have the same shape if they differ by less than this share of their ink."""
+"""Two pictures have the same shape if they differ by less than this fraction of their ink."""
 SPLIT_SEED = 0
 
 
