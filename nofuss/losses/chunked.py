@@ -344,13 +344,17 @@ class Part:
     """
 
     def __init__(self, walk: Walk, rows: slice) -> None:
-        self.walk, self.start, self.stop = walk, rows.start, rows.stop
+        self.start, self.stop, self.shape, self.work = rows.start, rows.stop, walk.shape, walk.work
         self.proxies, self.inverse = walk.proxies, walk.inverse
         count = rows.stop - rows.start
         self.rows = -(-count // max(1, round(count * max(walk.shape) / CHUNK)))
-        self.chunks = [*blocks(rows.start, rows.stop, self.rows)]
-        edges = torch.tensor([rows.start, *(chunk.stop for chunk in self.chunks)])
-        self.cuts = torch.searchsorted(walk.sorted, edges.to(walk.sorted.device)).tolist()
+        self.chunks: list[tuple[slice, tuple[Tensor, Tensor] | None]] = []
+        chunks = [*blocks(rows.start, rows.stop, self.rows)]
+        edges = torch.tensor([rows.start, *(chunk.stop for chunk in chunks)])
+        cuts = torch.searchsorted(walk.sorted, edges.to(walk.sorted.device)).tolist()
+        for chunk, (low, high) in zip(chunks, pairwise(cuts), strict=True):
+            own = walk.sorted[low:high] - chunk.start, walk.anchor[low:high]
+            self.chunks.append((chunk, own if high > low else None))
         batch, dim = walk.shape
         self.narrow = batch < dim
         self.buffer = walk.inverse.new_empty(0, batch)
@@ -358,12 +362,10 @@ class Part:
 
     def __iter__(self) -> Iterator[tuple[slice, tuple[Tensor, Tensor] | None]]:
         """Yield each chunk, and the cells (row in the chunk, anchor) of its positives, if any."""
-        walk, use = self.walk, f"directions from {self.start}"
-        self.directions = walk.work.take(use, self.rows, walk.shape[1], like=self.inverse)
-        for chunk, (low, high) in zip(self.chunks, pairwise(self.cuts), strict=True):
-            own = walk.sorted[low:high] - chunk.start, walk.anchor[low:high]
-            yield chunk, own if high > low else None
-        walk.work.give(use, self.directions)
+        use = f"directions from {self.start}"
+        self.directions = self.work.take(use, self.rows, self.shape[1], like=self.inverse)
+        yield from self.chunks
+        self.work.give(use, self.directions)
 
     def kept(self, chunk: slice) -> Tensor | None:
         """Return the chunk's rows of what is kept; None where they do not all fit in."""
@@ -373,7 +375,7 @@ class Part:
     @cached_property
     def scratch(self) -> Tensor:
         """A block for the logits of a chunk, (rows, B)."""
-        return self.inverse.new_empty(self.rows, self.walk.shape[0])
+        return self.inverse.new_empty(self.rows, self.shape[0])
 
     def find_norms(self, chunk: slice) -> None:
         """Compute 1/|p| of the chunk, as `lengths` has it."""

@@ -1,13 +1,16 @@
 """The one autograd function of chunked losses, its workspace, and when a criterion uses it."""
 
 import copy
+import gc
 import pickle
+import weakref
 
 import pytest
 import torch
 from torch import Tensor
 
 from nofuss import ProxyAnchor, ProxyNCA, ProxyNCAPlusPlus, ProxyTriplet, SoftTriple
+from nofuss.losses import chunked
 from nofuss.losses.chunked import Workspace, pays
 from nofuss.losses.chunked_forms import at_once_is_faster
 from nofuss.losses.proxy_loss import ProxyLoss
@@ -95,6 +98,24 @@ def test_memory_of_inference_mode_is_not_trained_with() -> None:
     with torch.inference_mode():
         in_chunks("nca", x, positive, p, work=work)
     assert torch.autograd.grad(in_chunks("nca", x, positive, p, work=work), p)[0].isfinite().all()
+
+
+@pytest.mark.usefixtures("threads")
+def test_nothing_of_a_step_waits_for_the_garbage_collector(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[weakref.ref[chunked.Walk]] = []
+    prepare = chunked.Walk.__init__
+
+    def noted(self: chunked.Walk, batch: chunked.Batch) -> None:
+        walks.append(weakref.ref(self))
+        prepare(self, batch)
+
+    monkeypatch.setattr(chunked.Walk, "__init__", noted)
+    gc.disable()
+    try:
+        step(ProxyNCA(7000, 5, seed=0), torch.randn(4, 5), torch.arange(4))
+        assert [walk() for walk in walks] == [None]
+    finally:
+        gc.enable()
 
 
 def test_a_small_batch_and_a_step_without_gradients_leave_the_block_to_the_next() -> None:
